@@ -1,0 +1,1 @@
+"""Pure mathematics on arrays: no files, no models, no Ray."""

@@ -1,0 +1,134 @@
+"""Fixtures shared by all tests: tiny random models made in the process and saved as real model folders, and one Ray."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+
+# Ray reads these when it is imported, which may happen while tests are collected.
+os.environ.setdefault("RAY_AUTH_MODE", "disabled")
+os.environ.setdefault("RAY_BACKEND_LOG_LEVEL", "fatal")
+os.environ.setdefault("RAY_DATA_DISABLE_PROGRESS_BARS", "1")
+os.environ.setdefault("RAY_DATA_USE_DATASOURCE_V2", "0")
+os.environ.setdefault("RAY_TRAIN_HEALTH_CHECK_INTERVAL_S", "0.2")
+os.environ.setdefault("HF_HUB_OFFLINE", "1")
+
+import pyarrow as pa
+import pytest
+import torch
+from hypothesis import settings
+
+from ragray.config import EncoderConfig, GeneratorConfig
+from ragray.demo import tiny
+from ragray.encoders import Encoder
+from ragray.generator import Generator
+from ragray.index_shard import IndexShard, build_shard
+from ragray.records import Passage
+
+settings.register_profile("ragray", deadline=None, derandomize=True, max_examples=60)
+settings.load_profile("ragray")
+
+PASSAGES = tuple(
+    Passage(f"p{number}", title, text)
+    for number, (title, text) in enumerate(
+        [
+            ("Norway", "The capital is Oslo. Bergen lies on the western coast, between seven mountains and the sea."),
+            ("Chad", "The capital is N'Djamena."),
+            ("Peru", "The capital is Lima; the highest point is Huascarán, and the currency is the sol."),
+            ("Japan", "Tokyo. The emperor is the ceremonial head of the state, the prime minister of the government."),
+            ("Fiji", "Suva"),
+            ("Kenya", "The capital is Nairobi, the highest point Mount Kenya, the internet country code .ke, no more."),
+        ]
+    )
+)
+QUESTIONS = ("What is the capital of Peru?", "Oslo?", "Which mountain is the highest point of Kenya, please?")
+ANSWERS = ("Lima", "Norway", "Mount Kenya or so")
+
+
+@pytest.fixture(scope="session")
+def passages() -> tuple[Passage, ...]:
+    return PASSAGES
+
+
+@pytest.fixture(scope="session")
+def questions() -> tuple[str, ...]:
+    return QUESTIONS
+
+
+@pytest.fixture(scope="session")
+def answers() -> tuple[str, ...]:
+    return ANSWERS
+
+
+@pytest.fixture(scope="session")
+def encoder_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A random two-layer BERT with a WordPiece tokenizer, as a Hugging Face folder."""
+    folder = tmp_path_factory.mktemp("encoder")
+    tiny.save_encoder(folder, _texts())
+    return folder
+
+
+@pytest.fixture(scope="session")
+def generator_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A random three-layer Llama with a byte-level BPE tokenizer; it likes its end token, so that answers end."""
+    folder = tmp_path_factory.mktemp("generator")
+    tiny.save_generator(folder, _texts())
+    return folder
+
+
+@pytest.fixture
+def encoder(encoder_folder: Path) -> Encoder:
+    return Encoder.load(encoder_folder, EncoderConfig(model="tiny", temperature=2.0))
+
+
+@pytest.fixture
+def generator(generator_folder: Path) -> Generator:
+    return Generator.load(generator_folder, GeneratorConfig(model="tiny", max_answer_tokens=8))
+
+
+@pytest.fixture
+def shard(encoder: Encoder, passage_table: Callable[[Sequence[Passage]], pa.Table], tmp_path: Path) -> IndexShard:
+    """All test passages, embedded by the tiny encoder."""
+    build_shard(tmp_path / "shard", encoder.embed_passages(PASSAGES), passage_table(PASSAGES), "Flat")
+    return IndexShard(tmp_path / "shard", index_version="v1")
+
+
+@pytest.fixture(scope="session")
+def passage_table() -> Callable[[Sequence[Passage]], pa.Table]:
+    return lambda passages: pa.Table.from_pylist([passage.as_dict() for passage in passages])
+
+
+@pytest.fixture(scope="session")
+def plain_logprobs() -> Callable[[Generator, Sequence[int], Sequence[int]], torch.Tensor]:
+    """The reference: log p of every target token by one pass over one row, without cache, batch or padding."""
+
+    def score(generator: Generator, prompt: Sequence[int], target: Sequence[int]) -> torch.Tensor:
+        with torch.no_grad():
+            logits_LV = generator.model(input_ids=torch.tensor([[*prompt, *target]]), use_cache=False).logits[0]
+        before = torch.arange(len(target)) + len(prompt) - 1
+        return logits_LV.log_softmax(-1)[before, torch.tensor(target)]
+
+    return score
+
+
+@pytest.fixture(scope="session")
+def ray_cluster() -> Iterator[None]:
+    """One small local Ray for all tests that need one; the CPUs are logical."""
+    import ray
+
+    ray.init(
+        address="local",
+        num_cpus=4,
+        include_dashboard=True,
+        log_to_driver=False,
+        logging_level="ERROR",
+        namespace="test",
+        object_store_memory=256 * 2**20,
+    )
+    yield
+    ray.shutdown()
+
+
+def _texts() -> list[str]:
+    return [f"Title: {p.title}\n{p.text}" for p in PASSAGES] + [f"Question: {q}\nAnswer:" for q in QUESTIONS]
