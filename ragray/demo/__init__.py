@@ -1,0 +1,1 @@
+"""The demo material: packages from the package index, and The World Factbook as documents and questions."""
