@@ -1,0 +1,39 @@
+"""Number formats and threads of a computing process, set on purpose."""
+
+from __future__ import annotations
+
+import faiss
+import torch
+
+from ragray.records import InputError
+
+
+def resolve_dtype(name: str) -> torch.dtype:
+    """``float32``, ``bfloat16`` or ``auto``: bfloat16 where the GPU or processor multiplies it natively, else float32.
+
+    Raises:
+        InputError: for any other name.
+    """
+    if name == "auto":
+        return torch.bfloat16 if _multiplies_bfloat16() else torch.float32
+    if name in ("float32", "bfloat16"):
+        return torch.float32 if name == "float32" else torch.bfloat16
+    raise InputError(f"dtype must be auto, float32 or bfloat16, got {name!r}")
+
+
+def compute_device() -> torch.device:
+    """The GPU that Ray gave this process, else the processor."""
+    return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+
+
+def set_threads(threads: int) -> None:
+    """Threads of torch, OpenMP and FAISS in this process: processes that together have more than the CPUs crawl."""
+    torch.set_num_threads(threads)
+    faiss.omp_set_num_threads(threads)
+
+
+def _multiplies_bfloat16() -> bool:
+    if torch.cuda.is_available():
+        return torch.cuda.is_bf16_supported(including_emulation=False)
+    capabilities = torch.cpu.get_capabilities()
+    return bool(capabilities.get("avx512_bf16") or capabilities.get("amx_bf16") or capabilities.get("bf16"))
