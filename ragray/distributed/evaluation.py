@@ -1,0 +1,167 @@
+"""model + index + dev questions -> what each question got: retrieved passages, answer, scores.
+
+A system is an encoder, a generator and whether it reads passages.  Blocks of questions are answered by a pool of
+actors; every block writes one file of JSON lines, so that an interrupted evaluation goes on where it was.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from ragray.artifacts import write_whole
+from ragray.config import EncoderConfig, EvaluateConfig, GeneratorConfig
+from ragray.distributed.pieces import Piece, PieceWorker, Progress, run_pieces
+from ragray.formulas.marginal import Variant
+from ragray.formulas.metrics import exact_match, f1, holds_answer
+from ragray.records import Passage, Question, Retriever
+
+_QUESTIONS_AT_ONCE = 16
+
+
+@dataclass(frozen=True, slots=True)
+class System:
+    """What is evaluated, under a name."""
+
+    name: str
+    encoder_folder: str
+    generator_folder: str
+    closed_book: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class EvaluationJob:
+    """What all systems share."""
+
+    config: EvaluateConfig
+    encoder: EncoderConfig
+    generator: GeneratorConfig
+    variant: Variant
+    retriever: Retriever
+    threads: int
+    tokens_per_batch: int
+
+
+class _Evaluator(PieceWorker):
+    """Holds one system at a time: the pieces come system by system."""
+
+    def __init__(self, job: EvaluationJob, systems: Sequence[System]) -> None:
+        from ragray.precision import set_threads
+
+        set_threads(job.threads)
+        self.job = job
+        self.systems = {system.name: system for system in systems}
+        self.system: System | None = None
+
+    def _load(self, system: System) -> None:
+        from ragray.encoders import Encoder
+        from ragray.generator import Generator
+        from ragray.precision import compute_device, resolve_dtype
+        from ragray.rag import Rag
+
+        job = self.job
+        generator = Generator.load(system.generator_folder, job.generator, resolve_dtype("auto")).to(compute_device())
+        encoder = Encoder.load(system.encoder_folder, job.encoder).to(compute_device())
+        passages = job.config.passages_per_question
+        self.rag = Rag(encoder, job.retriever, generator, job.variant, passages, job.tokens_per_batch)
+        self.system = system
+
+    def process(self, task: dict[str, Any], output: Path) -> None:
+        questions = [Question(**{**row, "answers": tuple(row["answers"])}) for row in json.loads(task["questions"])]
+        system = self.systems[task["system"]]
+        if self.system != system:
+            self._load(system)
+        answer = self._closed_book if system.closed_book else self._open_book
+        with write_whole(output) as temporary:
+            lines = [json.dumps(row, ensure_ascii=False) for row in answer(questions)]
+            temporary.write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
+
+    def _closed_book(self, questions: Sequence[Question]) -> list[dict[str, Any]]:
+        from ragray.rag import answer_closed_book
+
+        texts, references = [q.question for q in questions], [q.answers[0] for q in questions]
+        found = answer_closed_book(self.rag.generator, texts, references)
+        return [_scores(question, text, log_prob) for question, (text, log_prob) in zip(questions, found, strict=True)]
+
+    def _open_book(self, questions: Sequence[Question]) -> list[dict[str, Any]]:
+        texts, references = [q.question for q in questions], [q.answers[0] for q in questions]
+        _, hits = self.rag.retrieve(texts, max(self.job.config.recall_at))
+        predictions = self.rag.answer(texts, references)
+        rows = []
+        for question, row, prediction in zip(questions, hits.passages_BK, predictions, strict=True):
+            scores = _scores(question, prediction.answer.text, prediction.reference_log_prob or 0.0)
+            hit_K = [is_hit(passage, question) for passage in row]
+            rows.append({**scores, "hits": hit_K, "answer": prediction.answer.as_dict()})
+        return rows
+
+
+def is_hit(passage: Passage, question: Question) -> bool:
+    """A passage is a hit if it holds an answer and, where the question names its document, comes from that document."""
+    named = question.title is None or passage.title == question.title
+    return named and holds_answer(passage.text, question.answers)
+
+
+def evaluate(
+    job: EvaluationJob,
+    systems: Sequence[System],
+    questions: Sequence[Question],
+    folder: Path,
+    *,
+    num_actors: int,
+    gpus_per_actor: float,
+    progress: Progress,
+) -> dict[str, list[dict[str, Any]]]:
+    """Rows by system, in the order of ``questions``: id, exact_match, f1, log_prob, hits, answer.
+
+    Questions are put into blocks by title, so that those of a block read the same passages (each is read once).
+    """
+    by_title = sorted(range(len(questions)), key=lambda position: (questions[position].title or "", position))
+    blocks = [by_title[start : start + _QUESTIONS_AT_ONCE] for start in range(0, len(by_title), _QUESTIONS_AT_ONCE)]
+    pieces = {
+        system.name: [
+            Piece(
+                str(folder / system.name / f"block-{number:05d}.jsonl"),
+                {"system": system.name, "questions": json.dumps([_as_row(questions[position]) for position in block])},
+                len(block),
+            )
+            for number, block in enumerate(blocks)
+        ]
+        for system in systems
+    }
+    for name in pieces:
+        (folder / name).mkdir(parents=True, exist_ok=True)
+    everything = [piece for part in pieces.values() for piece in part]
+    arguments = {"job": job, "systems": tuple(systems)}
+    run_pieces(everything, _Evaluator, arguments, num_actors, job.threads, gpus_per_actor, progress)
+    results = {}
+    for name, part in pieces.items():
+        rows = {row["id"]: row for piece in part for row in _read_rows(Path(piece.output))}
+        results[name] = [rows[question.id] for question in questions]
+    return results
+
+
+def _scores(question: Question, text: str, log_prob: float) -> dict[str, Any]:
+    return {
+        "id": question.id,
+        "text": text,
+        "exact_match": exact_match(text, question.answers),
+        "f1": f1(text, question.answers),
+        "log_prob": log_prob,
+    }
+
+
+def _as_row(question: Question) -> dict[str, Any]:
+    return {
+        "id": question.id,
+        "question": question.question,
+        "answers": list(question.answers),
+        "title": question.title,
+        "relation": question.relation,
+    }
+
+
+def _read_rows(file: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in file.read_text(encoding="utf-8").split("\n") if line]

@@ -1,0 +1,104 @@
+"""A resumable map: work cut into pieces, each of which writes one file, run by Ray Data on tasks or a pool of actors.
+
+A piece is done when its file exists: files appear whole, by a rename.  So a job that is killed and run again does only
+what is missing, and a piece that Ray retries after a crash does no harm.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import ray
+from ray.data import ActorPoolStrategy, DataContext
+from ray.exceptions import RayError
+
+from ragray.records import RagrayError
+
+Progress = Callable[[int, int], None]  # (units done, units in all)
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """One unit of work: what to do (plain values), the file it makes, and its weight for the progress bar."""
+
+    output: str
+    task: dict[str, Any]
+    units: int = 1
+
+
+class PieceWorker:
+    """Base of workers: built once an actor, then called with one piece after another."""
+
+    def process(self, task: dict[str, Any], output: Path) -> None:
+        """Do the work and write ``output`` under a name that ``write_whole`` gives."""
+        raise NotImplementedError
+
+    def __call__(self, batch: dict[str, Any]) -> dict[str, Any]:
+        for output, task in zip(batch["output"], batch["task"], strict=True):
+            if not Path(output).exists():
+                self.process(task, Path(output))
+        return {"units": batch["units"]}
+
+
+def run_pieces(
+    pieces: Sequence[Piece],
+    worker: type[PieceWorker],
+    arguments: dict[str, Any],
+    num_actors: int,
+    cpus_per_actor: float = 1,
+    gpus_per_actor: float = 0,
+    progress: Progress = lambda done, total: None,
+) -> int:
+    """Run every piece whose file doesn't exist yet; returns how many that were.
+
+    Raises:
+        RagrayError: what a worker raised, as it raised it.
+    """
+    total = sum(piece.units for piece in pieces)
+    missing = [piece for piece in pieces if not Path(piece.output).exists()]
+    done = total - sum(piece.units for piece in missing)
+    progress(done, total)
+    if not missing:
+        return 0
+    DataContext.get_current().enable_progress_bars = False
+    DataContext.get_current().print_on_execution_start = False
+    num_actors = min(num_actors, len(missing))
+    dataset = ray.data.from_items(
+        [{"output": piece.output, "task": piece.task, "units": piece.units} for piece in missing],
+        override_num_blocks=len(missing),
+    ).map_batches(
+        worker,
+        fn_constructor_kwargs=arguments,
+        batch_size=1,
+        compute=ActorPoolStrategy(size=num_actors),
+        num_cpus=cpus_per_actor,
+        num_gpus=gpus_per_actor or None,
+    )
+    try:
+        for row in dataset.iter_rows():
+            done += int(row["units"])
+            progress(done, total)
+    except RayError as error:
+        raise innermost_error(error) or error from error
+    return len(missing)
+
+
+def innermost_error(error: BaseException) -> BaseException | None:
+    """The error of ours under the wrappers that Ray puts around what a worker raised; None if there is none.
+
+    It comes without the other process's traceback, which stays on the error that it is raised from.
+    """
+    seen: BaseException | None = error
+    visited: set[int] = set()
+    while seen is not None and id(seen) not in visited:
+        visited.add(id(seen))
+        if isinstance(seen, RagrayError):
+            family = next(k for k in type(seen).__mro__ if issubclass(k, RagrayError) and not issubclass(k, RayError))
+            return family(str(seen.args[0] if seen.args else seen))
+        failures = getattr(seen, "worker_failures", None) or {}
+        inner = getattr(seen, "cause", None) or next(iter(failures.values()), None)
+        seen = inner if isinstance(inner, BaseException) else seen.__cause__
+    return None
