@@ -1,0 +1,1 @@
+"""The jobs, one file an arrow of the data flow; ``end_to_end`` runs them in order."""

@@ -1,0 +1,176 @@
+"""What all jobs share: a run folder with its settings, the names of its stages, the command line."""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import json
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from ragray import artifacts
+from ragray.artifacts import Artifact, ArtifactError, InputRef
+from ragray.config import EncoderConfig, GeneratorConfig, RunConfig, load_recipe
+from ragray.console import Console
+from ragray.demo import packages, tiny
+from ragray.records import InputError, RagrayError
+
+RECIPES = Path(__file__).parent / "recipes"
+FOLDERS = {
+    "demo": "0-demo",
+    "passages": "1-passages",
+    "embeddings": "2-embeddings",
+    "index": "3-index",
+    "model": "4-model",
+    "report": "5-report",
+}
+QUESTION_SETTINGS = {"question_template", "max_question_tokens", "temperature"}
+FROZEN_MODEL = "4-model-frozen"
+ABLATION_REPORT = "5-report-ablation"
+
+
+@dataclass(frozen=True)
+class Run:
+    """A run folder, its settings, and where its jobs print."""
+
+    folder: Path
+    config: RunConfig
+    console: Console = field(default_factory=Console)
+    verbose: bool = False
+    recipe: str = "quickstart"  # as given, for the commands that are shown
+
+    def path(self, kind: str) -> Path:
+        return self.folder / FOLDERS[kind]
+
+    def open(self, kind: str) -> Artifact:
+        """A finished stage of this run.
+
+        Raises:
+            ArtifactError: if it isn't there or isn't whole.
+        """
+        return artifacts.open_artifact(self.path(kind), kind)
+
+    def file(self, name: str) -> Path:
+        """A corpus or questions file: a path, or ``demo:NAME`` for one that get_demo left in this run."""
+        if not name.startswith("demo:"):
+            return Path(name)
+        part = name.removeprefix("demo:")
+        demo = self.open("demo").folder
+        return demo / "documents.jsonl" if part == "documents" else demo / "questions" / f"{part}.jsonl"
+
+    def model(self, name: str) -> str:
+        """The folder of a model: a path, a hub name, or ``demo:minilm`` and its like; fetched once and cached.
+
+        Raises:
+            InputError: if there is no such model, or it can't be fetched.
+        """
+        if not name.startswith("demo:"):
+            return name if Path(name).exists() else _from_hub(name)
+        makers: dict[str, Callable[[Path], Path]] = {
+            "demo:minilm": packages.minilm,
+            "demo:smollm2": packages.smollm2,
+            "demo:tiny-encoder": tiny.encoder,
+            "demo:tiny-generator": tiny.generator,
+        }
+        if name not in makers:
+            raise InputError(f"no demo model {name!r}; there are {', '.join(makers)}")
+        return str(makers[name](packages.cache_folder()))
+
+
+def _from_hub(name: str) -> str:
+    from huggingface_hub import snapshot_download
+
+    try:
+        return str(snapshot_download(name, ignore_patterns=["*.bin", "*.h5", "*.msgpack", "*.onnx", "onnx/*"]))
+    except (OSError, ValueError) as error:  # its own errors are of these two families
+        reason = str(error).strip().splitlines()[0]
+        raise InputError(f"no model folder {name}, and no such model on the hub: {reason}") from error
+
+
+def model_ref(kind: str, folder: str, settings: dict[str, object] | None = None) -> InputRef:
+    """Identity of a model: the content of its folder, and how texts are prepared for it."""
+    identity = json.dumps([artifacts.content_fingerprint(Path(folder)), settings], sort_keys=True)
+    return InputRef(kind=kind, fingerprint=hashlib.sha256(identity.encode()).hexdigest()[:16])
+
+
+def encoder_ref(folder: str, config: EncoderConfig) -> InputRef:
+    """Identity of the passage encoder: an index and a model fit together if they name the same one.
+
+    What concerns questions alone isn't part of it: changing it needs no new index.
+    """
+    return model_ref("encoder", folder, config.model_dump(mode="json", exclude={"model", *QUESTION_SETTINGS}))
+
+
+def generator_ref(folder: str, config: GeneratorConfig) -> InputRef:
+    """Identity of a generator with its prompt."""
+    return model_ref("generator", folder, config.model_dump(mode="json", exclude={"model"}))
+
+
+def question_settings(config: EncoderConfig) -> dict[str, object]:
+    """The settings of the encoder that vectors of passages don't depend on."""
+    return config.model_dump(mode="json", include=QUESTION_SETTINGS)
+
+
+def file_ref(kind: str, path: Path) -> InputRef:
+    """Identity of an outside file or folder.
+
+    Raises:
+        InputError: if it doesn't exist.
+    """
+    if not path.exists():
+        raise InputError(f"no {kind} at {path}")
+    return InputRef(kind=kind, fingerprint=artifacts.content_fingerprint(path))
+
+
+def check_same_encoder(index: Artifact, encoder: InputRef, owner: str) -> None:
+    """Refuse an index whose vectors another encoder made.
+
+    Raises:
+        ArtifactError: naming both encoders.
+    """
+    built_with = index.input_fingerprint("encoder")
+    if built_with != encoder.fingerprint:
+        raise ArtifactError(
+            f"{index.folder} was built with passage encoder {built_with}, but {owner} needs {encoder.fingerprint}: "
+            "their vectors can't be compared. Embed and index the corpus with that encoder, or use the model of that "
+            "index"
+        )
+
+
+def run_job(description: str, job: Callable[[Run], object], argv: list[str] | None = None) -> int:
+    """The command line of a job: ``--recipe``, ``--run``, ``--set``; a user's error ends in one line and exit 1."""
+    parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--recipe", default="quickstart", help="name of a recipe, or path of a YAML file")
+    parser.add_argument("--run", type=Path, help="the run folder (default: runs/RECIPE)")
+    parser.add_argument("--set", action="append", default=[], metavar="SECTION.KEY=VALUE", help="change one setting")
+    parser.add_argument("--verbose", action="store_true", help="let Ray talk")
+    options = parser.parse_args(argv)
+    return guarded(lambda: job(open_run(options.recipe, options.run, options.set, options.verbose)), options.verbose)
+
+
+def open_run(recipe: str, folder: Path | None, overrides: list[str], verbose: bool = False) -> Run:
+    """The run of a recipe, given by name or as a YAML file.
+
+    Raises:
+        InputError: if there is no such recipe or a setting is wrong.
+    """
+    path = Path(recipe) if recipe.endswith((".yaml", ".yml")) else RECIPES / f"{recipe}.yaml"
+    config = load_recipe(path, overrides)
+    return Run(folder or Path("runs") / path.stem, config, verbose=verbose, recipe=recipe)
+
+
+def guarded(action: Callable[[], object], verbose: bool = False) -> int:
+    """Run it; a user's error becomes one line on stderr and exit code 1, Ctrl-C exit code 130."""
+    try:
+        action()
+    except RagrayError as error:
+        if verbose:
+            raise
+        print(f"error: {error}", file=sys.stderr)
+        return 1
+    except KeyboardInterrupt:
+        print("interrupted; the same command goes on from here", file=sys.stderr)
+        return 130
+    return 0
