@@ -41,8 +41,9 @@ def embed_passages(run: Run) -> Artifact:
             progress=stage.progress,
         )
         workspace.summary.update(summary)
-        rate = summary["num_passages"] / stage.seconds
-        stage.outcome = f"{summary['num_passages']:,} vectors of {summary['dimension']} numbers, {rate:.0f} a second"
+        stage.outcome = (
+            f"{summary['num_passages']:,} vectors of {summary['dimension']} numbers, {stage.rate:.0f} a second"
+        )
     return run.open("embeddings")
 
 

@@ -55,7 +55,7 @@ def _show_results(run: Run, report: Artifact, seconds: float) -> None:
     main_set = next(iter(run.config.dev_questions))
     say = run.console.line
     say()
-    say(f"{main_set}: {metrics['questions'][main_set]} questions")
+    say(f"{main_set}: {metrics['questions'][main_set]} questions, {metrics['answered'][main_set]} of them answered")
     columns = [name for name in ("closed_book", "before", "frozen", "after") if metrics.get(name)]
     say("".join([f"{'':<16}", *(f"{name:>13}" for name in columns), "   after - before [95%]"]))
     differences = metrics["comparisons"][main_set]["after - before"]

@@ -26,6 +26,7 @@ from pipelines.job import (
 from pipelines.report_content import report_content
 from ragray import artifacts
 from ragray.artifacts import Artifact, ArtifactError, InputRef, Plan, write_whole
+from ragray.console import Progress
 from ragray.distributed.session import ray_session
 from ragray.questions import read_questions
 from ragray.records import Question
@@ -67,13 +68,18 @@ def _report(run: Run, target: Path, models: Mapping[str, Artifact]) -> Artifact:
     ):
         _reuse_answers(run, plan, workspace.folder)
         questions = [question for rows in sets.values() for question in rows]
-        systems = _evaluate(run, index, models, questions, workspace.folder / "answers", stage.progress)
+        answered = [
+            position < run.config.evaluate.answers_per_set.get(name, len(rows))
+            for name, rows in sets.items()
+            for position in range(len(rows))
+        ]
+        systems = _evaluate(run, index, models, questions, answered, workspace.folder / "answers", stage.progress)
         metrics = metrics_of(systems, _positions(sets), run.config.evaluate.recall_at)
         text = json.dumps(metrics, indent=1)
         artifacts.write_atomically(workspace.folder / "metrics.json", text + "\n")
         write_report(workspace.folder, report_content(run, index, models["model"], metrics, systems, sets))
         workspace.summary = {name: metrics[name] for name in ("before", "after", "frozen", "closed_book")}
-        stage.outcome = f"{len(questions)} questions under {len(systems)} systems"
+        stage.outcome = f"{len(questions):,} questions, {sum(answered)} of them answered, by {len(systems)} systems"
     return artifacts.open_artifact(target, "report")
 
 
@@ -107,9 +113,7 @@ def _reuse_answers(run: Run, plan: Plan, folder: Path) -> None:
 
 def _dev_questions(run: Run, name: str) -> list[Question]:
     """The questions of a dev set, their ids prefixed with its name."""
-    questions = read_questions(run.file(run.config.dev_questions[name]))[
-        : run.config.evaluate.questions_per_set.get(name)
-    ]
+    questions = read_questions(run.file(run.config.dev_questions[name]))
     return [replace(question, id=f"{name}/{question.id}") for question in questions]
 
 
@@ -122,7 +126,13 @@ def _positions(sets: Mapping[str, Sequence[Question]]) -> dict[str, range]:
 
 
 def _evaluate(
-    run: Run, index: Artifact, models: Mapping[str, Artifact], questions: list[Question], folder: Any, progress: Any
+    run: Run,
+    index: Artifact,
+    models: Mapping[str, Artifact],
+    questions: list[Question],
+    answered: list[bool],
+    folder: Path,
+    progress: Progress,
 ) -> dict[str, list[dict[str, Any]]]:
     from ragray.distributed import session
     from ragray.distributed.evaluation import EvaluationJob, System, evaluate
@@ -151,7 +161,7 @@ def _evaluate(
         tokens_per_batch=config.resources.tokens_per_batch,
     )
     results = evaluate(
-        job, systems, questions, folder, num_actors=pool.actors, gpus_per_actor=pool.gpus, progress=progress
+        job, systems, questions, answered, folder, num_actors=pool.actors, gpus_per_actor=pool.gpus, progress=progress
     )
     retriever.stop()
     return results

@@ -81,6 +81,7 @@ def _train(run: Run, target: Path, train: TrainConfig, name: str) -> Artifact:
             threads=pool.threads,
             tokens_per_batch=config.resources.tokens_per_batch,
             checkpoint_every=config.resources.checkpoint_every,
+            questions_per_backward=config.resources.questions_per_backward,
         )
         summary = run_training(job, checkpoints, workers, config.resources.use_gpu, stage.progress)
         retriever.stop()

@@ -109,7 +109,9 @@ class EvaluateConfig(Settings):
 
     passages_per_question: int = Field(5, ge=1)
     recall_at: tuple[int, ...] = (1, 5, 20)
-    questions_per_set: dict[str, int] = Field({}, description="the first so many of a set; sets not named: all")
+    answers_per_set: dict[str, int] = Field(
+        {}, description="answer only the first so many of a set (sets not named: all); recall is measured on all"
+    )
 
 
 class ServeConfig(Settings):
@@ -130,6 +132,7 @@ class Resources(Settings):
     threads_per_worker: int = Field(1, ge=1)
     evaluate_actors: int | None = Field(None, ge=1)
     tokens_per_batch: int = Field(2048, ge=1, description="padded tokens that a model sees at once")
+    questions_per_backward: int = Field(4, ge=1, description="questions whose activations are held at once")
     checkpoint_every: int = Field(20, ge=1, description="training steps")
     use_gpu: bool = False
 

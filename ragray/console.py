@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 from rich.console import Console as RichConsole
 from rich.markup import escape
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from rich.progress import Progress as ProgressBar
+
+Progress = Callable[[int, int], None]  # (units done, units in all)
 
 _LOG_EVERY_S = 30.0
 
@@ -16,20 +19,21 @@ _LOG_EVERY_S = 30.0
 class StageView:
     """The view of one running stage: tell it the progress, and at the end what came out."""
 
-    def __init__(self, console: RichConsole, name: str, bar: Progress | None) -> None:
+    def __init__(self, console: RichConsole, name: str, bar: ProgressBar | None) -> None:
         self._console, self._name, self._bar = console, name, bar
         self._task = bar.add_task(name, total=None) if bar else None
         self._started = self._last_line = time.monotonic()
         self._first_done: int | None = None
+        self._done = 0
         self.outcome = "done"
 
     def progress(self, done: int, total: int) -> None:
-        """``done`` of ``total`` units; a log gets a line with rate and remaining time now and then."""
+        """``done`` of ``total`` units; a log gets a line with the remaining time now and then."""
+        self._first_done = done if self._first_done is None else self._first_done
+        self._done = done
         if self._bar is not None and self._task is not None:
             self._bar.update(self._task, completed=done, total=total)
             return
-        if self._first_done is None:
-            self._first_done = done
         now = time.monotonic()
         if now - self._last_line >= _LOG_EVERY_S and self._first_done < done < total:
             remaining_s = (now - self._started) / (done - self._first_done) * (total - done)
@@ -39,6 +43,11 @@ class StageView:
     def note(self, line: str) -> None:
         """A line worth keeping."""
         self._console.print(f"  {escape(line)}", highlight=False)
+
+    @property
+    def rate(self) -> float:
+        """Units a second of this run; what an interrupted run had done doesn't count."""
+        return (self._done - (self._first_done or 0)) / self.seconds
 
     @property
     def seconds(self) -> float:
@@ -72,7 +81,7 @@ class Console:
         self.seconds[name] = round(view.seconds, 1)
         self._rich.print(f"[bold]{name:<17}[/bold] {escape(view.outcome)} ({view.seconds:.0f} s)")
 
-    def _bar(self) -> Progress:
+    def _bar(self) -> ProgressBar:
         columns = (
             TextColumn("{task.description:<17}"),
             BarColumn(bar_width=32),
@@ -80,4 +89,4 @@ class Console:
             TimeElapsedColumn(),
             TimeRemainingColumn(),
         )
-        return Progress(*columns, console=self._rich, transient=True)
+        return ProgressBar(*columns, console=self._rich, transient=True)

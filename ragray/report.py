@@ -93,7 +93,7 @@ def render_report(content: ReportContent) -> str:
         lede=lede(main),
         variant=escape(variant),
         main_set=escape(main.name),
-        main_count=f", {count(main.questions, 'question')}" if main.questions is not None else "",
+        main_count=main.size,
         results=_main_results(main, content.recall_curves),
         harder=_harder_results(harder),
         training=_training(content.training_log),
@@ -142,9 +142,8 @@ def _harder_results(harder: Sequence[SetResults]) -> str:
         "These sets ask whether it reaches further.</p>",
     ]
     for results in harder:
-        size = f", {count(results.questions, 'question')}" if results.questions is not None else ""
         parts += [
-            f"<h3><code>{escape(results.name)}</code>{size}</h3>",
+            f"<h3><code>{escape(results.name)}</code>{results.size}</h3>",
             f"<p>{verdict(results)}</p>",
             score_table(results),
         ]

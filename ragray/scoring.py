@@ -21,7 +21,12 @@ def metrics_of(systems: Mapping[str, Rows], sets: Mapping[str, Sequence[int]], k
         sets: positions in the rows of each dev set; the first set's scores stand at the top level.
         ks: the k of recall@k.
     """
-    metrics: dict[str, Any] = {"questions": {name: len(rows) for name, rows in sets.items()}, "comparisons": {}}
+    answers = systems["after"]
+    metrics: dict[str, Any] = {
+        "questions": {name: len(positions) for name, positions in sets.items()},
+        "answered": {name: sum("text" in answers[at] for at in positions) for name, positions in sets.items()},
+        "comparisons": {},
+    }
     for number, (set_name, positions) in enumerate(sets.items()):
         chosen = {name: [rows[position] for position in positions] for name, rows in systems.items()}
         scores: dict[str, Any] = {name: summarize(rows, ks) for name, rows in chosen.items()}
@@ -34,19 +39,21 @@ def metrics_of(systems: Mapping[str, Rows], sets: Mapping[str, Sequence[int]], k
 
 
 def summarize(rows: Rows, ks: Sequence[int]) -> dict[str, float | None]:
-    """Means over the questions; ``nll`` is the mean of -log p(y|x) in nats.  Recall is None without retrieval."""
-    values = {name: _values(rows, name) for name in metric_names(ks)}
-    return {name: None if value is None else fmean(value) for name, value in values.items()}
+    """Means over the questions that have the metric; None where none has.  ``nll`` is -log p(y|x) in nats."""
+    values = {name: [value for row in rows if (value := _value(row, name)) is not None] for name in metric_names(ks)}
+    return {name: fmean(value) if value else None for name, value in values.items()}
 
 
 def compare(system: Rows, baseline: Rows, ks: Sequence[int]) -> dict[str, dict[str, float]]:
-    """system - baseline by metric, with the paired bootstrap 95% interval; only metrics that both of them have."""
-    pairs = {name: (_values(system, name), _values(baseline, name)) for name in metric_names(ks)}
-    return {
-        name: asdict(paired_bootstrap(ours, theirs))
-        for name, (ours, theirs) in pairs.items()
-        if ours is not None and theirs is not None
-    }
+    """system - baseline by metric, with the paired bootstrap 95% interval over the questions that both have it for."""
+    compared = {}
+    for name in metric_names(ks):
+        pairs = [(_value(ours, name), _value(theirs, name)) for ours, theirs in zip(system, baseline, strict=True)]
+        both = [(ours, theirs) for ours, theirs in pairs if ours is not None and theirs is not None]
+        if both:
+            system_values, baseline_values = zip(*both, strict=True)
+            compared[name] = asdict(paired_bootstrap(system_values, baseline_values))
+    return compared
 
 
 def recall_curve(rows: Rows, largest_k: int) -> dict[int, float]:
@@ -58,10 +65,9 @@ def metric_names(ks: Sequence[int]) -> list[str]:
     return [*(f"recall@{k}" for k in ks), "exact_match", "f1", "nll"]
 
 
-def _values(rows: Rows, metric: str) -> list[float] | None:
+def _value(row: Mapping[str, Any], metric: str) -> float | None:
     if metric.startswith("recall@"):
-        k = int(metric.removeprefix("recall@"))
-        return [recall_at(row["hits"], k) for row in rows] if all("hits" in row for row in rows) else None
+        return recall_at(row["hits"], int(metric.removeprefix("recall@"))) if "hits" in row else None
     if metric == "nll":
-        return [-row["log_prob"] for row in rows]
-    return [row[metric] for row in rows]
+        return -row["log_prob"] if "log_prob" in row else None
+    return row.get(metric)

@@ -7,6 +7,7 @@ the field is empty, too long or names more than one thing.
 from __future__ import annotations
 
 import re
+import unicodedata
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -130,8 +131,14 @@ def fact(*answers: str, role: str | None = None) -> Fact:
     cleaned = [re.sub(r"(?<!D\.C)(?<!Jr)\.$", "", answer.strip(" ,;")) for answer in answers]
     if not cleaned or not normalize_answer(cleaned[0]) or len(cleaned[0].split()) > MOST_WORDS:
         return Fact()
+    cleaned += [unaccented(answer) for answer in cleaned]
     by_form = {normalize_answer(answer): answer for answer in reversed(cleaned) if normalize_answer(answer)}
     return Fact(tuple(by_form[form] for form in dict.fromkeys(map(normalize_answer, cleaned)) if form), role)
+
+
+def unaccented(text: str) -> str:
+    """ "San Jose" for "San José": a form that readers, and questions, use as well."""
+    return "".join(char for char in unicodedata.normalize("NFKD", text) if not unicodedata.combining(char))
 
 
 def brackets(text: str) -> tuple[str, list[str]]:

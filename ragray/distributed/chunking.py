@@ -11,9 +11,10 @@ import pyarrow.parquet as pq
 
 from ragray.artifacts import write_whole
 from ragray.config import ChunkConfig
+from ragray.console import Progress
 from ragray.corpus.jsonl import Span, corpus_spans, read_documents
 from ragray.corpus.passages import split_document
-from ragray.distributed.pieces import Piece, PieceWorker, Progress, run_pieces
+from ragray.distributed.pieces import Piece, PieceWorker, run_pieces
 from ragray.records import PASSAGE_SCHEMA, InputError
 
 _ROWS_AT_ONCE = 4096

@@ -11,7 +11,8 @@ import pyarrow.parquet as pq
 
 from ragray.artifacts import write_whole
 from ragray.config import EmbedConfig, EncoderConfig
-from ragray.distributed.pieces import Piece, PieceWorker, Progress, run_pieces
+from ragray.console import Progress
+from ragray.distributed.pieces import Piece, PieceWorker, run_pieces
 from ragray.records import FloatArray, InputError, Passage, embedding_schema
 
 

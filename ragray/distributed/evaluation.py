@@ -14,12 +14,14 @@ from typing import Any
 
 from ragray.artifacts import write_whole
 from ragray.config import EncoderConfig, EvaluateConfig, GeneratorConfig
-from ragray.distributed.pieces import Piece, PieceWorker, Progress, run_pieces
+from ragray.console import Progress
+from ragray.distributed.pieces import Piece, PieceWorker, run_pieces
 from ragray.formulas.marginal import Variant
 from ragray.formulas.metrics import exact_match, f1, holds_answer
 from ragray.records import Passage, Question, Retriever
 
-_QUESTIONS_AT_ONCE = 16
+_ANSWERED_AT_ONCE = 16
+_RETRIEVED_AT_ONCE = 128
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,7 +76,7 @@ class _Evaluator(PieceWorker):
         system = self.systems[task["system"]]
         if self.system != system:
             self._load(system)
-        answer = self._closed_book if system.closed_book else self._open_book
+        answer = self._closed_book if system.closed_book else self._open_book if task["answer"] else self._retrieve
         with write_whole(output) as temporary:
             lines = [json.dumps(row, ensure_ascii=False) for row in answer(questions)]
             temporary.write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
@@ -86,15 +88,20 @@ class _Evaluator(PieceWorker):
         found = answer_closed_book(self.rag.generator, texts, references)
         return [_scores(question, text, log_prob) for question, (text, log_prob) in zip(questions, found, strict=True)]
 
+    def _retrieve(self, questions: Sequence[Question]) -> list[dict[str, Any]]:
+        _, hits = self.rag.retrieve([q.question for q in questions], max(self.job.config.recall_at))
+        return [
+            {"id": question.id, "hits": [is_hit(passage, question) for passage in row]}
+            for question, row in zip(questions, hits.passages_BK, strict=True)
+        ]
+
     def _open_book(self, questions: Sequence[Question]) -> list[dict[str, Any]]:
         texts, references = [q.question for q in questions], [q.answers[0] for q in questions]
-        _, hits = self.rag.retrieve(texts, max(self.job.config.recall_at))
         predictions = self.rag.answer(texts, references)
         rows = []
-        for question, row, prediction in zip(questions, hits.passages_BK, predictions, strict=True):
+        for question, found, prediction in zip(questions, self._retrieve(questions), predictions, strict=True):
             scores = _scores(question, prediction.answer.text, prediction.reference_log_prob or 0.0)
-            hit_K = [is_hit(passage, question) for passage in row]
-            rows.append({**scores, "hits": hit_K, "answer": prediction.answer.as_dict()})
+            rows.append({**found, **scores, "answer": prediction.answer.as_dict()})
         return rows
 
 
@@ -108,26 +115,24 @@ def evaluate(
     job: EvaluationJob,
     systems: Sequence[System],
     questions: Sequence[Question],
+    answered: Sequence[bool],
     folder: Path,
     *,
     num_actors: int,
     gpus_per_actor: float,
     progress: Progress,
 ) -> dict[str, list[dict[str, Any]]]:
-    """Rows by system, in the order of ``questions``: id, exact_match, f1, log_prob, hits, answer.
+    """Rows by system, in the order of ``questions``: id and hits; where ``answered``, also text, scores and answer.
 
     Questions are put into blocks by title, so that those of a block read the same passages (each is read once).
     """
     by_title = sorted(range(len(questions)), key=lambda position: (questions[position].title or "", position))
-    blocks = [by_title[start : start + _QUESTIONS_AT_ONCE] for start in range(0, len(by_title), _QUESTIONS_AT_ONCE)]
+    to_answer = _blocks([position for position in by_title if answered[position]], _ANSWERED_AT_ONCE)
+    to_retrieve = _blocks([position for position in by_title if not answered[position]], _RETRIEVED_AT_ONCE)
     pieces = {
         system.name: [
-            Piece(
-                str(folder / system.name / f"block-{number:05d}.jsonl"),
-                {"system": system.name, "questions": json.dumps([_as_row(questions[position]) for position in block])},
-                len(block),
-            )
-            for number, block in enumerate(blocks)
+            _piece(folder, system, number, [questions[position] for position in block], number < len(to_answer))
+            for number, block in enumerate(to_answer if system.closed_book else to_answer + to_retrieve)
         ]
         for system in systems
     }
@@ -139,8 +144,18 @@ def evaluate(
     results = {}
     for name, part in pieces.items():
         rows = {row["id"]: row for piece in part for row in _read_rows(Path(piece.output))}
-        results[name] = [rows[question.id] for question in questions]
+        results[name] = [rows.get(question.id, {"id": question.id}) for question in questions]
     return results
+
+
+def _blocks(positions: Sequence[int], size: int) -> list[Sequence[int]]:
+    return [positions[start : start + size] for start in range(0, len(positions), size)]
+
+
+def _piece(folder: Path, system: System, number: int, questions: Sequence[Question], answer: bool) -> Piece:
+    output = folder / system.name / f"block-{number:05d}.jsonl"
+    rows = json.dumps([_as_row(question) for question in questions])
+    return Piece(str(output), {"system": system.name, "answer": answer, "questions": rows}, len(questions))
 
 
 def _scores(question: Question, text: str, log_prob: float) -> dict[str, Any]:

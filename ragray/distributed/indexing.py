@@ -12,7 +12,8 @@ import pyarrow.parquet as pq
 
 from ragray.artifacts import write_whole
 from ragray.config import IndexConfig
-from ragray.distributed.pieces import Piece, PieceWorker, Progress, run_pieces
+from ragray.console import Progress
+from ragray.distributed.pieces import Piece, PieceWorker, run_pieces
 from ragray.index_shard import build_shard, shard_folder
 from ragray.precision import set_threads
 from ragray.records import InputError

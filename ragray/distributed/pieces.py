@@ -6,8 +6,10 @@ what is missing, and a piece that Ray retries after a crash does no harm.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import pickle
+from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -15,9 +17,8 @@ import ray
 from ray.data import ActorPoolStrategy, DataContext
 from ray.exceptions import RayError
 
+from ragray.console import Progress
 from ragray.records import RagrayError
-
-Progress = Callable[[int, int], None]  # (units done, units in all)
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,17 +31,29 @@ class Piece:
 
 
 class PieceWorker:
-    """Base of workers: built once an actor, then called with one piece after another."""
+    """Base of workers: built once an actor, then given one piece after another."""
 
     def process(self, task: dict[str, Any], output: Path) -> None:
         """Do the work and write ``output`` under a name that ``write_whole`` gives."""
         raise NotImplementedError
 
+
+class _Runner:
+    """What Ray Data calls.  Errors of ours come back as values: of what an actor raises, Ray keeps only the text."""
+
+    def __init__(self, worker: type[PieceWorker], arguments: dict[str, Any]) -> None:
+        self._make = partial(worker, **arguments)
+        self._worker: PieceWorker | None = None
+
     def __call__(self, batch: dict[str, Any]) -> dict[str, Any]:
-        for output, task in zip(batch["output"], batch["task"], strict=True):
+        ((output, task),) = zip(batch["output"], batch["task"], strict=True)
+        try:
+            self._worker = self._worker or self._make()
             if not Path(output).exists():
-                self.process(task, Path(output))
-        return {"units": batch["units"]}
+                self._worker.process(task, Path(output))
+        except RagrayError as error:
+            return {"units": batch["units"], "error": [pickle.dumps(error)]}
+        return {"units": batch["units"], "error": [b""]}
 
 
 def run_pieces(
@@ -70,19 +83,18 @@ def run_pieces(
         [{"output": piece.output, "task": piece.task, "units": piece.units} for piece in missing],
         override_num_blocks=len(missing),
     ).map_batches(
-        worker,
-        fn_constructor_kwargs=arguments,
+        _Runner,
+        fn_constructor_kwargs={"worker": worker, "arguments": arguments},
         batch_size=1,
         compute=ActorPoolStrategy(size=num_actors),
         num_cpus=cpus_per_actor,
         num_gpus=gpus_per_actor or None,
     )
-    try:
-        for row in dataset.iter_rows():
-            done += int(row["units"])
-            progress(done, total)
-    except RayError as error:
-        raise innermost_error(error) or error from error
+    for row in dataset.iter_rows():
+        if row["error"]:
+            raise pickle.loads(row["error"])
+        done += int(row["units"])
+        progress(done, total)
     return len(missing)
 
 

@@ -15,6 +15,7 @@ import tempfile
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, wait
+from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from threading import Thread
@@ -25,9 +26,11 @@ import torch
 from ray.train import Checkpoint, CheckpointConfig, FailureConfig, RunConfig, ScalingConfig
 from ray.train.torch import TorchTrainer, prepare_model
 from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
 
 from ragray.config import EncoderConfig, GeneratorConfig, TrainConfig
-from ragray.distributed.pieces import Progress, innermost_error
+from ragray.console import Progress
+from ragray.distributed.pieces import innermost_error
 from ragray.encoders import Encoder
 from ragray.generator import Generator
 from ragray.precision import resolve_dtype, set_threads
@@ -57,6 +60,7 @@ class TrainingJob:
     threads: int
     tokens_per_batch: int
     checkpoint_every: int
+    questions_per_backward: int
 
 
 class _Model(nn.Module):
@@ -173,9 +177,7 @@ def _train_worker(settings: dict[str, Any]) -> None:
             job.questions[position]
             for position in question_positions(len(job.questions), job.config, step, rank, world)
         ]
-        loss_B, nll_B, prior_BK, posterior_BK = model([q.question for q in batch], [q.answers[0] for q in batch])
-        _check_finite(loss_B, batch, step)
-        (loss_B.sum() * world / job.config.questions_per_step).backward()
+        nll_B, prior_BK, posterior_BK = _accumulate_gradient(model, job, batch, step, world)
         for weights in (encoder_weights, generator_weights):
             nn.utils.clip_grad_norm_(weights, job.config.max_grad_norm)
         optimizer.step()
@@ -189,6 +191,26 @@ def _train_worker(settings: dict[str, Any]) -> None:
             _save_model(rag, Path(job.output))
         if done % job.checkpoint_every == 0 and done < job.config.steps:
             _report(_Model(rag, None, 0.0), optimizer, schedule, done, rank)
+
+
+def _accumulate_gradient(
+    model: nn.Module, job: TrainingJob, batch: Sequence[Question], step: int, world: int
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Backward through the mean loss of the step, a few questions at a time: their activations are all that is held.
+
+    Returns (nll_B, prior_BK, posterior_BK) of the whole batch.
+    """
+    parts = [batch[at : at + job.questions_per_backward] for at in range(0, len(batch), job.questions_per_backward)]
+    seen: list[tuple[Tensor, ...]] = []
+    for number, part in enumerate(parts, start=1):
+        more = isinstance(model, DistributedDataParallel) and number < len(parts)
+        with model.no_sync() if more else nullcontext():  # type: ignore[operator]  # workers average once a step
+            loss_B, *monitored = model([q.question for q in part], [q.answers[0] for q in part])
+            _check_finite(loss_B, part, step)
+            (loss_B.sum() * world / job.config.questions_per_step).backward()
+        seen.append(tuple(monitored))
+    nll_B, prior_BK, posterior_BK = (torch.cat(pieces) for pieces in zip(*seen, strict=True))
+    return nll_B, prior_BK, posterior_BK
 
 
 def _build_rag(job: TrainingJob, device: torch.device) -> tuple[Rag, Encoder | None]:

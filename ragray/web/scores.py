@@ -35,8 +35,17 @@ class SetResults:
 
     name: str
     questions: int | None
+    answered: int | None
     scores: Mapping[str, Scores]
     differences: Mapping[str, Mapping[str, Interval]]
+
+    @property
+    def size(self) -> str:
+        """ ", 520 questions, 100 of them answered", to follow the name of the set."""
+        if self.questions is None:
+            return ""
+        part = self.answered is not None and self.answered < self.questions
+        return f", {count(self.questions, 'question')}" + (f", {self.answered:,} of them answered" if part else "")
 
     @property
     def metrics(self) -> list[str]:
@@ -47,7 +56,7 @@ def read_sets(metrics: Mapping[str, Any], main_set: str) -> list[SetResults]:
     """The main set first, then the others in their own order."""
     sets: dict[str, dict[str, Scores]] = {main_set: {}}
     for key, value in metrics.items():
-        if key in ("questions", "comparisons") or not isinstance(value, Mapping):
+        if key in ("questions", "answered", "comparisons") or not isinstance(value, Mapping):
             continue
         if any(isinstance(inner, Mapping) for inner in value.values()):
             sets[key] = {system: scores for system, scores in value.items() if scores is not None}
@@ -58,6 +67,7 @@ def read_sets(metrics: Mapping[str, Any], main_set: str) -> list[SetResults]:
         SetResults(
             name,
             metrics.get("questions", {}).get(name),
+            metrics.get("answered", {}).get(name),
             {system: scores[system] for system in [*_SYSTEMS, *scores] if system in scores},
             {title: _intervals(by_metric) for title, by_metric in (comparisons.get(name) or {}).items() if by_metric},
         )
