@@ -4,7 +4,7 @@
     python benchmarks/bench_quickstart.py --quick        # the debug recipe: whether this script works, no claims
 
 A fresh run folder is needed: a resumed run would not show the time.  Memory is the proportional set size (PSS, shared
-pages counted once) summed over all processes of the run, sampled every second; the demo material should be cached.
+pages counted once) summed over all processes of the run, sampled every two seconds; the demo material should be cached.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class MemoryWatch:
         self._thread.join()
 
     def _run(self) -> None:
-        while not self._stop.wait(1.0):
+        while not self._stop.wait(2.0):
             self.peak_bytes = max(self.peak_bytes, sum(map(self._pss_bytes, Path("/proc").glob("[0-9]*"))))
 
     def _pss_bytes(self, process: Path) -> int:

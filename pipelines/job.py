@@ -168,7 +168,7 @@ def guarded(action: Callable[[], object], verbose: bool = False) -> int:
     except RagrayError as error:
         if verbose:
             raise
-        print(f"error: {error}", file=sys.stderr)
+        print(f"error: {' '.join(str(error).splitlines())}", file=sys.stderr)
         return 1
     except KeyboardInterrupt:
         print("interrupted; the same command goes on from here", file=sys.stderr)

@@ -47,7 +47,7 @@ def serving(run: Run) -> Iterator[str]:
             variant=model.manifest.config["variant"],
             retriever=ClusterRetriever.start(index),
             passages_per_question=config.serve.passages_per_question,
-            threads=config.resources.threads_per_worker,
+            threads=config.resources.threads_per_worker or 1,
             tokens_per_batch=config.resources.tokens_per_batch,
         )
         about = {

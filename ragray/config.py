@@ -125,11 +125,11 @@ class ServeConfig(Settings):
 
 
 class Resources(Settings):
-    """What changes the speed and not the result, rounding apart; null actors: one for every CPU or GPU."""
+    """What changes the speed and not the result, rounding apart; null: so that all CPUs or GPUs are used."""
 
     embed_actors: int | None = Field(None, ge=1)
     train_workers: int | None = Field(None, ge=1)
-    threads_per_worker: int = Field(1, ge=1)
+    threads_per_worker: int | None = Field(None, ge=1)
     evaluate_actors: int | None = Field(None, ge=1)
     tokens_per_batch: int = Field(2048, ge=1, description="padded tokens that a model sees at once")
     questions_per_backward: int = Field(4, ge=1, description="questions whose activations are held at once")

@@ -1,6 +1,8 @@
-"""Number formats and threads of a computing process, set on purpose."""
+"""Number formats, threads and memory of a computing process, set on purpose."""
 
 from __future__ import annotations
+
+import ctypes
 
 import faiss
 import torch
@@ -30,6 +32,17 @@ def set_threads(threads: int) -> None:
     """Threads of torch, OpenMP and FAISS in this process: processes that together have more than the CPUs crawl."""
     torch.set_num_threads(threads)
     faiss.omp_set_num_threads(threads)
+
+
+def release_memory() -> None:
+    """Give freed memory back to the system, where the C library can (glibc).
+
+    Within a batch, keeping it is what makes allocation fast (see ``distributed/session.py``).  Over many batches of
+    different shapes the heap would grow to more than twice of what is in use.
+    """
+    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
+    if trim is not None:
+        trim(0)
 
 
 def _multiplies_bfloat16() -> bool:

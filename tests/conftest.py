@@ -3,7 +3,14 @@
 from __future__ import annotations
 
 import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
 from pathlib import Path
 
 # Ray reads these when it is imported, which may happen while tests are collected.
@@ -29,6 +36,7 @@ from ragray.records import Passage
 settings.register_profile("ragray", deadline=None, derandomize=True, max_examples=60)
 settings.load_profile("ragray")
 
+ROOT = Path(__file__).parents[1]
 PASSAGES = tuple(
     Passage(f"p{number}", title, text)
     for number, (title, text) in enumerate(
@@ -128,6 +136,121 @@ def ray_cluster() -> Iterator[None]:
     )
     yield
     ray.shutdown()
+
+
+@pytest.fixture(scope="session")
+def demo_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """An empty ``$RAGRAY_CACHE`` for the whole session, of this process and of jobs."""
+    with pytest.MonkeyPatch.context() as patch:
+        folder = tmp_path_factory.mktemp("cache")
+        patch.setenv("RAGRAY_CACHE", str(folder))
+        yield folder
+
+
+@pytest.fixture(scope="session")
+def jobs(demo_cache: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Jobs]:
+    jobs = Jobs(tmp_path_factory.mktemp("jobs"))
+    yield jobs
+    for job in jobs.started:
+        jobs.kill_left_over(job)
+
+
+@dataclass(frozen=True)
+class Jobs:
+    """Runs jobs as a user does, each in an operating system's session of its own, by which its processes are found."""
+
+    cwd: Path
+    started: list[subprocess.Popen[str]] = field(default_factory=list)
+
+    def start(self, module: str, *arguments: str | Path) -> subprocess.Popen[str]:
+        environment = {name: value for name, value in os.environ.items() if not name.startswith("RAY_")}
+        paths = [str(ROOT), *filter(None, [environment.get("PYTHONPATH")])]
+        job = subprocess.Popen(
+            [sys.executable, "-m", f"pipelines.{module}", *map(str, arguments)],
+            cwd=self.cwd,
+            env={**environment, "PYTHONPATH": os.pathsep.join(paths)},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            encoding="utf-8",
+            start_new_session=True,
+        )
+        self.started.append(job)
+        return job
+
+    def run(self, module: str, *arguments: str | Path) -> FinishedJob:
+        return self.finish(self.start(module, *arguments))
+
+    def finish(self, job: subprocess.Popen[str]) -> FinishedJob:
+        """Wait for its end.  What its session has left running by then is told, and killed."""
+        try:
+            output, errors = job.communicate(timeout=280)
+        finally:
+            left_over = self.kill_left_over(job)
+        return FinishedJob(job.returncode, output, errors, left_over)
+
+    def kill_left_over(self, job: subprocess.Popen[str]) -> list[str]:
+        """Command lines of what was still running."""
+        left_over = self.processes(job)
+        for pid in left_over:
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        return list(left_over.values())
+
+    def processes(self, job: subprocess.Popen[str]) -> dict[int, str]:
+        """Command lines of the living processes of its session, by process id."""
+        found = {}
+        for folder in Path("/proc").glob("[0-9]*"):
+            try:
+                state, _, _, session = (folder / "stat").read_text().rpartition(")")[2].split()[:4]
+                command = (folder / "cmdline").read_bytes().replace(b"\0", b" ").decode()
+            except OSError:  # gone meanwhile
+                continue
+            if int(session) == job.pid and state != "Z":
+                found[int(folder.name)] = command
+        return found
+
+
+@dataclass(frozen=True)
+class FinishedJob:
+    returncode: int
+    output: str
+    errors: str
+    left_over: list[str]
+
+
+@dataclass(frozen=True)
+class DebugRun:
+    """The whole ``debug`` recipe, run once for all tests; read only."""
+
+    folder: Path
+    job: FinishedJob
+
+    def copy(self, target: Path, *stages: str) -> Path:
+        """A run folder of one's own that has these stages finished."""
+        for stage in stages:
+            shutil.copytree(self.folder / stage, target / stage)
+        return target
+
+
+@pytest.fixture(scope="session")
+def debug_run(jobs: Jobs, free_port: Callable[[], int]) -> DebugRun:
+    folder = jobs.cwd / "runs" / "debug"
+    job = jobs.run("end_to_end", "--recipe", "debug", "--run", folder, "--set", f"serve.port={free_port()}")
+    assert job.returncode == 0, job.errors
+    return DebugRun(folder, job)
+
+
+@pytest.fixture(scope="session")
+def free_port() -> Callable[[], int]:
+    """Gives a port of this machine on which nothing listens."""
+
+    def find() -> int:
+        with socket.socket() as probe:
+            probe.bind(("127.0.0.1", 0))
+            return int(probe.getsockname()[1])
+
+    return find
 
 
 def _texts() -> list[str]:

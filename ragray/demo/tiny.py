@@ -14,7 +14,7 @@ from typing import Any
 
 from ragray.demo.packages import quiet_transformers
 
-VERSION = "tiny-demo-1"
+VERSION = "tiny-demo-2"
 END = "<end>"
 
 _COUNTRIES = (
@@ -91,15 +91,19 @@ def generator(cache: Path) -> Path:
 
 
 def save_encoder(folder: Path, texts: Iterable[str] | None = None) -> None:
-    """Make and save the encoder; its tokenizer learns from ``texts``, or from the demo's."""
+    """Make and save the encoder; its tokenizer knows the words of ``texts``, or of the demo."""
     import torch
-    from tokenizers import Tokenizer, models, pre_tokenizers, processors, trainers
+    from tokenizers import Tokenizer, models, pre_tokenizers, processors
     from transformers import BertConfig, BertModel, PreTrainedTokenizerFast
 
-    core = Tokenizer(models.WordPiece(unk_token="[UNK]"))
-    core.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
+    pre_tokenizer = pre_tokenizers.BertPreTokenizer()
+    words = sorted({word for text in texts or _texts() for word, _ in pre_tokenizer.pre_tokenize_str(text)})
+    letters = sorted(set("".join(words)))
     special = ["[PAD]", "[UNK]", "[CLS]", "[SEP]"]
-    core.train_from_iterator(texts or _texts(), trainers.WordPieceTrainer(vocab_size=400, special_tokens=special))
+    vocabulary = dict.fromkeys([*special, *letters, *(f"##{letter}" for letter in letters), *words])
+    tokens = {token: number for number, token in enumerate(vocabulary)}  # a trainer would number ties by chance
+    core = Tokenizer(models.WordPiece(tokens, unk_token="[UNK]"))
+    core.pre_tokenizer = pre_tokenizer
     core.post_processor = processors.TemplateProcessing("[CLS] $A [SEP]", special_tokens=[("[CLS]", 2), ("[SEP]", 3)])
     tokenizer = PreTrainedTokenizerFast(
         tokenizer_object=core, pad_token="[PAD]", unk_token="[UNK]", cls_token="[CLS]", sep_token="[SEP]"
@@ -130,9 +134,8 @@ def save_generator(folder: Path, texts: Iterable[str] | None = None) -> None:
     core.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     core.decoder = ByteLevel()
     alphabet = pre_tokenizers.ByteLevel.alphabet()
-    core.train_from_iterator(
-        texts or _texts(), trainers.BpeTrainer(vocab_size=400, special_tokens=[END], initial_alphabet=alphabet)
-    )
+    trainer = trainers.BpeTrainer(vocab_size=400, special_tokens=[END], initial_alphabet=alphabet, show_progress=False)
+    core.train_from_iterator(texts or _texts(), trainer)
     tokenizer = PreTrainedTokenizerFast(tokenizer_object=core, eos_token=END)
     config = LlamaConfig(
         vocab_size=len(tokenizer),

@@ -72,11 +72,14 @@ class _Evaluator(PieceWorker):
         self.system = system
 
     def process(self, task: dict[str, Any], output: Path) -> None:
+        from ragray.precision import release_memory
+
         questions = [Question(**{**row, "answers": tuple(row["answers"])}) for row in json.loads(task["questions"])]
         system = self.systems[task["system"]]
         if self.system != system:
             self._load(system)
         answer = self._closed_book if system.closed_book else self._open_book if task["answer"] else self._retrieve
+        release_memory()
         with write_whole(output) as temporary:
             lines = [json.dumps(row, ensure_ascii=False) for row in answer(questions)]
             temporary.write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")

@@ -84,13 +84,19 @@ class ActorPool:
 
 
 def actor_pool(actors: int | None, resources: Resources) -> ActorPool:
-    """The pool that uses the whole cluster: one actor a GPU, or one thread an actor and one actor a CPU.
+    """The pool that uses the whole cluster, within what the settings say.
 
-    Single-threaded actors beat threads within one: nothing waits at a barrier when another process takes a core.
+    Without settings: an actor a GPU, or else single-threaded actors, one a CPU, since then nothing waits at a barrier
+    when another process takes a core.  Fewer actors share the CPUs among them as threads.
     """
     import ray
 
-    threads = resources.threads_per_worker
+    cpus = num_cluster_cpus()
     if resources.use_gpu:
-        return ActorPool(actors or max(1, int(ray.cluster_resources().get("GPU", 1))), threads, 1)
-    return ActorPool(actors or max(1, num_cluster_cpus() // threads), threads, 0)
+        gpus = max(1, int(ray.cluster_resources().get("GPU", 1)))
+        return ActorPool(min(actors or gpus, gpus), resources.threads_per_worker or 1, 1)
+    wanted = actors or cpus // (resources.threads_per_worker or 1)
+    pool = max(1, min(wanted, cpus))
+    node_cpus = [int(node["Resources"].get("CPU", 0)) for node in ray.nodes() if node["Alive"]]
+    most = min((count for count in node_cpus if count), default=1)
+    return ActorPool(pool, min(resources.threads_per_worker or cpus // pool, most), 0)

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import json
 import random
+import shutil
 import tempfile
 import time
 from collections.abc import Callable, Sequence
@@ -33,9 +34,9 @@ from ragray.console import Progress
 from ragray.distributed.pieces import innermost_error
 from ragray.encoders import Encoder
 from ragray.generator import Generator
-from ragray.precision import resolve_dtype, set_threads
+from ragray.precision import release_memory, resolve_dtype, set_threads
 from ragray.rag import Rag, drift
-from ragray.records import Question, RagrayError, Retriever
+from ragray.records import InputError, Question, RagrayError, Retriever
 
 LOG_FILE = "training_log.jsonl"
 _STATE_FILE = "state.pt"
@@ -112,6 +113,8 @@ def train(
         _fit(trainer, lambda: progress(len(read_log(Path(job.output))), job.config.steps))
     except Exception as error:
         cause = innermost_error(error)
+        if isinstance(cause, InputError):
+            shutil.rmtree(checkpoints, ignore_errors=True)  # of no use until the input is mended
         if isinstance(cause, RagrayError):
             raise cause from error
         raise TrainingError(
@@ -164,12 +167,13 @@ def _train_worker(settings: dict[str, Any]) -> None:
             {"params": generator_weights, "lr": job.config.generator_rate},
         ],
         weight_decay=job.config.weight_decay,
+        fused=True,  # in place; the default makes copies of all weights
     )
     schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: _rate_factor(step, job.config))
     model: nn.Module = _Model(rag, start_encoder, job.config.anchor)
     first_step = _restore(model, optimizer, schedule)
     if world > 1:
-        model = prepare_model(model)
+        model = prepare_model(model, parallel_strategy_kwargs={"gradient_as_bucket_view": True})
     log = _Log(Path(job.output), first_step) if rank == 0 else None
     for step in range(first_step, job.config.steps):
         started = time.monotonic()
@@ -183,6 +187,7 @@ def _train_worker(settings: dict[str, Any]) -> None:
         optimizer.step()
         schedule.step()
         optimizer.zero_grad(set_to_none=True)
+        release_memory()
         numbers = _monitors(nll_B, prior_BK, posterior_BK, world)
         if log is not None:
             log.write(step, numbers, time.monotonic() - started)
