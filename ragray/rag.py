@@ -60,6 +60,11 @@ class Rag:
         """(log p(z|x) with gradient, shape (B, K); the hits)."""
         return self._search(self.encoder.embed_questions(questions), k)
 
+    @torch.inference_mode()
+    def find(self, questions: Sequence[str], k: int) -> Hits:
+        """The k passages of each question, without gradient or prior."""
+        return self._search(self.encoder.embed_questions(questions), k)[1]
+
     def _search(self, vectors_BD: Tensor, k: int | None = None) -> tuple[Tensor, Hits]:
         hits = self.retriever.search(_to_numpy(vectors_BD), k or self.passages_per_question)
         passage_vectors_BKD = torch.from_numpy(hits.vectors_BKD).to(vectors_BD.device)

@@ -92,7 +92,7 @@ class _Evaluator(PieceWorker):
         return [_scores(question, text, log_prob) for question, (text, log_prob) in zip(questions, found, strict=True)]
 
     def _retrieve(self, questions: Sequence[Question]) -> list[dict[str, Any]]:
-        _, hits = self.rag.retrieve([q.question for q in questions], max(self.job.config.recall_at))
+        hits = self.rag.find([q.question for q in questions], max(self.job.config.recall_at))
         return [
             {"id": question.id, "hits": [is_hit(passage, question) for passage in row]}
             for question, row in zip(questions, hits.passages_BK, strict=True)
