@@ -23,12 +23,15 @@ def answer_question(run: Run, question: str, address: str | None = None) -> None
 
 
 def _answer_here(run: Run, question: str) -> dict[str, object]:
+    from transformers.utils import logging as transformers_logging
+
     from ragray.encoders import Encoder
     from ragray.generator import Generator
     from ragray.index_shard import open_shards
     from ragray.precision import resolve_dtype, set_threads
     from ragray.rag import Rag
 
+    transformers_logging.disable_progress_bar()
     set_threads(os.cpu_count() or 1)
     index, model, config = run.open("index"), run.open("model"), run.config
     check_same_encoder(
