@@ -103,7 +103,8 @@ class _Evaluator(PieceWorker):
         predictions = self.rag.answer(texts, references)
         rows = []
         for question, found, prediction in zip(questions, self._retrieve(questions), predictions, strict=True):
-            scores = _scores(question, prediction.answer.text, prediction.reference_log_prob or 0.0)
+            assert prediction.reference_log_prob is not None  # references were given
+            scores = _scores(question, prediction.answer.text, prediction.reference_log_prob)
             rows.append({**found, **scores, "answer": prediction.answer.as_dict()})
         return rows
 
