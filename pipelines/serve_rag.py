@@ -90,15 +90,18 @@ def ask(address: str, question: str) -> dict[str, Any]:
         RagrayError: nobody answers there, or the server refuses the question; the message says what it said.
     """
     body = json.dumps({"question": question}).encode()
-    request = urllib.request.Request(f"{address}/ask", body, {"content-type": "application/json"})
     try:
+        request = urllib.request.Request(f"{address}/ask", body, {"content-type": "application/json"})
         with urllib.request.urlopen(request, timeout=_ANSWER_TIMEOUT_S) as response:
             answer: dict[str, Any] = json.load(response)
             return answer
     except urllib.error.HTTPError as error:
         raise RagrayError(f"{address} refused the question ({error.code}): {error.read().decode()[:300]}") from None
     except (urllib.error.URLError, TimeoutError, ValueError) as error:
-        raise RagrayError(f"no answer from {address} ({error}): is `ragray serve` running there?") from None
+        raise RagrayError(
+            f"no answer from {address} ({error}): give the URL that `ragray serve` shows, such as "
+            "http://127.0.0.1:8000, while it runs"
+        ) from None
 
 
 def show_answer(run: Run, answer: dict[str, Any]) -> None:

@@ -35,6 +35,7 @@ def test_a_users_error_is_one_line_and_exit_code_1(ragray, tmp_path):
     for arguments, message in [
         (("ask", " ", "--run", tmp_path), "error: the question is empty\n"),
         (("chunk", "--recipe", "debug", "--set", "corpus=nowhere", "--run", tmp_path / "r"), "no corpus at nowhere"),
+        (("ask", "who?", "--address", "nowhere", "--run", tmp_path), "no answer from nowhere"),
         (("index", "--set", "words"), "override 'words' must read section.key=value"),
     ]:
         result = ragray(*arguments)

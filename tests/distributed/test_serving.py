@@ -97,5 +97,5 @@ def test_health_and_page_are_there(address):
 
 
 def test_nobody_at_the_address_is_said_in_a_sentence(free_port):
-    with pytest.raises(RagrayError, match=r"no answer from .*: is `ragray serve` running there\?"):
+    with pytest.raises(RagrayError, match=r"no answer from .*: give the URL that `ragray serve` shows"):
         ask(f"http://127.0.0.1:{free_port()}", "Why?")
