@@ -26,9 +26,10 @@ def _answer_here(run: Run, question: str) -> dict[str, object]:
     from transformers.utils import logging as transformers_logging
 
     from ragray.encoders import Encoder
-    from ragray.generator import Generator
+    from ragray.generators.loading import load_generator
     from ragray.index_shard import open_shards
     from ragray.precision import resolve_dtype, set_threads
+    from ragray.priors import PriorSource
     from ragray.rag import Rag
 
     transformers_logging.disable_progress_bar()
@@ -37,11 +38,13 @@ def _answer_here(run: Run, question: str) -> dict[str, object]:
     check_same_encoder(
         index, InputRef(kind="encoder", fingerprint=model.input_fingerprint("encoder")), str(model.folder)
     )
+    trained = model.manifest.config
+    prior = PriorSource.of(trained["prior"], open_shards(index), index.folder, [])
     rag = Rag(
-        Encoder.load(model.folder / "question_encoder", config.encoder),
-        open_shards(index),
-        Generator.load(model.folder / "generator", config.generator, resolve_dtype("auto")),
-        model.manifest.config["variant"],
+        prior.build(Encoder.load(model.folder / "question_encoder", config.encoder)),
+        load_generator(model.folder / "generator", config.generator, resolve_dtype("auto"), config.resources.attention),
+        trained["variant"],
         config.serve.passages_per_question,
+        decoding=config.decoding,
     )
     return rag.answer([question])[0].answer.as_dict()

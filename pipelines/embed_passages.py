@@ -12,10 +12,10 @@ from ragray.distributed.session import ray_session
 
 
 def embed_passages(run: Run) -> Artifact:
-    """Embed the passages; files that an interrupted run finished are kept."""
+    """Embed the passages with the passage encoder; files that an interrupted run finished are kept."""
     config, passages = run.config, run.open("passages")
-    model = run.model(config.encoder.model)
-    settings = {**config.embed.model_dump(mode="json"), "encoder": config.encoder.model}
+    _, model = run.towers()
+    settings = {**config.embed.model_dump(mode="json"), "encoder": config.encoder.of_passages}
     plan = Plan("embeddings", settings, [passages.ref, encoder_ref(model, config.encoder)])
     if finished := artifacts.find_finished(run.path("embeddings"), plan):
         run.console.skipped("embed_passages", f"{finished.folder} is there")

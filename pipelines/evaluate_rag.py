@@ -20,6 +20,7 @@ from pipelines.job import (
     encoder_ref,
     file_ref,
     generator_ref,
+    question_encoder_ref,
     question_settings,
     run_job,
 )
@@ -55,7 +56,11 @@ def _report(run: Run, target: Path, models: Mapping[str, Artifact]) -> Artifact:
     sets = {name: _dev_questions(run, name) for name in run.config.dev_questions}
     files = [file_ref(f"questions of {name}", run.file(path)) for name, path in run.config.dev_questions.items()]
     trained = [InputRef(kind=name, fingerprint=model.fingerprint) for name, model in models.items()]
-    settings = {**run.config.evaluate.model_dump(mode="json"), **question_settings(run.config.encoder)}
+    settings = {
+        **run.config.evaluate.model_dump(mode="json"),
+        **question_settings(run.config.encoder),
+        "decoding": run.config.decoding.model_dump(mode="json"),
+    }
     plan = Plan("report", settings, [index.ref, *trained, *files])
     name = "evaluate_rag" if target == run.path("report") else "evaluate_ablation"
     if finished := artifacts.find_finished(target, plan):
@@ -90,14 +95,20 @@ def _check_base_models(run: Run, index: Artifact, model: Artifact) -> None:
         ArtifactError: naming both.
     """
     config = run.config
-    check_same_encoder(index, encoder_ref(run.model(config.encoder.model), config.encoder), "the recipe")
+    encoder, passage_encoder = run.towers()
+    check_same_encoder(index, encoder_ref(passage_encoder, config.encoder), "the recipe")
     generator = generator_ref(run.model(config.generator.model), config.generator)
-    trained_from = model.input_fingerprint("generator")
-    if trained_from != generator.fingerprint:
-        raise ArtifactError(
-            f"{model.folder} was trained from generator {trained_from}, but the recipe's generator.model="
-            f"{config.generator.model} with its prompt is {generator.fingerprint}: use the recipe of the training"
-        )
+    recipe = {
+        f"encoder.model={config.encoder.model}": question_encoder_ref(encoder),
+        f"generator.model={config.generator.model} with its prompt": generator,
+    }
+    for setting, ref in recipe.items():
+        trained_from = model.input_fingerprint(ref.kind)
+        if trained_from != ref.fingerprint:
+            raise ArtifactError(
+                f"{model.folder} was trained from {ref.kind} {trained_from}, but the recipe's {setting} is "
+                f"{ref.fingerprint}: use the recipe of the training"
+            )
 
 
 def _reuse_answers(run: Run, plan: Plan, folder: Path) -> None:
@@ -137,28 +148,32 @@ def _evaluate(
     from ragray.distributed import session
     from ragray.distributed.evaluation import EvaluationJob, System, evaluate
     from ragray.distributed.retrieval import ClusterRetriever
+    from ragray.priors import PriorSource
 
     config = run.config
     base_encoder, base_generator = run.model(config.encoder.model), run.model(config.generator.model)
     joint = models["model"].folder.resolve()
     trained = (str(joint / "question_encoder"), str(joint / "generator"))
+    retriever = ClusterRetriever.start(index)
+    settings = models["model"].manifest.config
+    to_answer = [question for question, wanted in zip(questions, answered, strict=True) if wanted]
+    prior = PriorSource.of(settings["prior"], retriever, index.folder, to_answer)
     systems = [
-        System("before", base_encoder, base_generator),
-        System("after", *trained),
-        System("closed_book", *trained, closed_book=True),
+        System("before", base_encoder, base_generator, prior),
+        System("after", *trained, prior),
+        System("closed_book", *trained, replace(prior, kind="closed_book")),
     ]
     if frozen := models.get("frozen model"):
-        systems.append(System("frozen", base_encoder, str(frozen.folder.resolve() / "generator")))
-    retriever = ClusterRetriever.start(index)
+        systems.append(System("frozen", base_encoder, str(frozen.folder.resolve() / "generator"), prior))
     pool = session.actor_pool(config.resources.evaluate_actors, config.resources)
     job = EvaluationJob(
         config=config.evaluate,
+        decoding=config.decoding,
         encoder=config.encoder,
         generator=config.generator,
-        variant=models["model"].manifest.config["variant"],
-        retriever=retriever,
+        variant=settings["variant"],
         threads=pool.threads,
-        tokens_per_batch=config.resources.tokens_per_batch,
+        resources=config.resources,
     )
     results = evaluate(
         job, systems, questions, answered, folder, num_actors=pool.actors, gpus_per_actor=pool.gpus, progress=progress

@@ -5,8 +5,9 @@ from __future__ import annotations
 import argparse
 import hashlib
 import json
+import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -27,6 +28,7 @@ FOLDERS = {
     "report": "5-report",
 }
 QUESTION_SETTINGS = {"question_template", "max_question_tokens", "temperature"}
+_FOREIGN_FILES = ["*.h5", "*.msgpack", "*.ot", "*.onnx", "onnx/*"]
 FROZEN_MODEL = "4-model-frozen"
 ABLATION_REPORT = "5-report-ablation"
 
@@ -60,6 +62,20 @@ class Run:
         demo = self.open("demo").folder
         return demo / "documents.jsonl" if part == "documents" else demo / "questions" / f"{part}.jsonl"
 
+    def towers(self) -> tuple[str, str]:
+        """Folders of the models of questions and of passages: the same one, unless ``encoder.passage_model`` is set.
+
+        Raises:
+            InputError: if there is no such model, or the vectors of the two have different dimensions.
+        """
+        config = self.config.encoder
+        question, passage = self.model(config.model), self.model(config.of_passages)
+        if config.passage_model is not None:
+            from ragray.encoders import check_towers
+
+            check_towers(question, passage)
+        return question, passage
+
     def model(self, name: str) -> str:
         """The folder of a model: a path, a hub name, or ``demo:minilm`` and its like; fetched once and cached.
 
@@ -83,10 +99,18 @@ def _from_hub(name: str) -> str:
     from huggingface_hub import snapshot_download
 
     try:
-        return str(snapshot_download(name, ignore_patterns=["*.bin", "*.h5", "*.msgpack", "*.onnx", "onnx/*"]))
+        folder = str(snapshot_download(name, ignore_patterns=[*_FOREIGN_FILES, "*.bin"]))
+        if not has_weights(os.listdir(folder)):
+            folder = str(snapshot_download(name, ignore_patterns=_FOREIGN_FILES))
+        return folder
     except (OSError, ValueError) as error:  # its own errors are of these two families
         reason = str(error).strip().splitlines()[0]
         raise InputError(f"no model folder {name}, and no such model on the hub: {reason}") from error
+
+
+def has_weights(files: Iterable[str]) -> bool:
+    """Whether a snapshot without ``*.bin`` has weights; one of facebook/dpr-* and other old repositories has none."""
+    return any(file.endswith(".safetensors") for file in files)
 
 
 def model_ref(kind: str, folder: str, settings: dict[str, object] | None = None) -> InputRef:
@@ -96,11 +120,17 @@ def model_ref(kind: str, folder: str, settings: dict[str, object] | None = None)
 
 
 def encoder_ref(folder: str, config: EncoderConfig) -> InputRef:
-    """Identity of the passage encoder: an index and a model fit together if they name the same one.
+    """Identity of the passage encoder, of this folder: an index and a model fit together if they name the same one.
 
     What concerns questions alone isn't part of it: changing it needs no new index.
     """
-    return model_ref("encoder", folder, config.model_dump(mode="json", exclude={"model", *QUESTION_SETTINGS}))
+    names = {"model", "passage_model"}
+    return model_ref("encoder", folder, config.model_dump(mode="json", exclude=names | QUESTION_SETTINGS))
+
+
+def question_encoder_ref(folder: str) -> InputRef:
+    """Identity of the model that the question encoder starts from."""
+    return model_ref("question encoder", folder)
 
 
 def generator_ref(folder: str, config: GeneratorConfig) -> InputRef:

@@ -32,7 +32,9 @@ def report_content(
     curves, first = {}, 0
     for name, questions in sets.items():
         rows = {system: systems[system][first : first + len(questions)] for system in ("before", "after")}
-        curves[name] = {system: recall_curve(part, max(run.config.evaluate.recall_at)) for system, part in rows.items()}
+        if all("hits" in row for row in rows["after"]):  # not for a model that doesn't retrieve
+            largest = max(run.config.evaluate.recall_at)
+            curves[name] = {system: recall_curve(part, largest) for system, part in rows.items()}
         first += len(questions)
     return ReportContent(
         run=_facts(run, index, model),
@@ -59,11 +61,12 @@ def _facts(run: Run, index: Artifact, model: Artifact) -> RunFacts:
             "questions a step": train.questions_per_step,
             "passages a question, K, in training": train.passages_per_question,
             "passages a question, K, in evaluation": config.evaluate.passages_per_question,
-            "learning rate of the question encoder": train.encoder_rate,
-            "learning rate of the generator": train.generator_rate,
-            "generator layers trained": train.generator_layers or "all",
+            "learning rate of the question encoder": train.optimizer.encoder_rate,
+            "learning rate of the generator": train.optimizer.generator_rate,
+            "generator layers trained": train.optimizer.generator_layers or "all",
             "weight of the anchor": train.anchor,
-            "temperature of the prior": config.encoder.temperature,
+            "prior": train.prior,
+            "temperature of the prior at the start": config.encoder.temperature,
             "seed": train.seed,
         },
         stage_seconds=run.console.seconds,

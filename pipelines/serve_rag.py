@@ -37,6 +37,7 @@ def serving(run: Run) -> Iterator[str]:
     with ray_session(run.verbose):
         from ragray.distributed.retrieval import ClusterRetriever
         from ragray.distributed.serving import ServedModel, start_app, stop_app
+        from ragray.priors import PriorSource
 
         config, folder = run.config, model.folder.resolve()
         served = ServedModel(
@@ -45,10 +46,11 @@ def serving(run: Run) -> Iterator[str]:
             encoder=config.encoder,
             generator=config.generator,
             variant=model.manifest.config["variant"],
-            retriever=ClusterRetriever.start(index),
+            prior=PriorSource.of(model.manifest.config["prior"], ClusterRetriever.start(index), index.folder, []),
+            decoding=config.decoding,
             passages_per_question=config.serve.passages_per_question,
             threads=config.resources.threads_per_worker or 1,
-            tokens_per_batch=config.resources.tokens_per_batch,
+            resources=config.resources,
         )
         about = {
             "run": run.folder.name,

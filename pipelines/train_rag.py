@@ -15,6 +15,7 @@ from pipelines.job import (
     encoder_ref,
     file_ref,
     generator_ref,
+    question_encoder_ref,
     question_settings,
     run_job,
 )
@@ -32,7 +33,9 @@ def train_rag(run: Run) -> Artifact:
 
 def train_frozen(run: Run) -> Artifact:
     """The ablation: the same run with the question encoder frozen (Lewis et al. 2020, table 6)."""
-    frozen = run.config.train.model_copy(update={"encoder_rate": 0.0, "anchor": 0.0})
+    train = run.config.train
+    optimizer = train.optimizer.model_copy(update={"encoder_rate": 0.0})
+    frozen = train.model_copy(update={"optimizer": optimizer, "anchor": 0.0})
     return _train(run, run.folder / FROZEN_MODEL, frozen, "train_frozen")
 
 
@@ -40,9 +43,9 @@ def _train(run: Run, target: Path, train: TrainConfig, name: str) -> Artifact:
     config, index = run.config, run.open("index")
     questions_file = run.file(config.train_questions)
     questions = read_questions(questions_file)
-    encoder, generator = run.model(config.encoder.model), run.model(config.generator.model)
-    encoder_identity = encoder_ref(encoder, config.encoder)
-    check_same_encoder(index, encoder_identity, f"the run with encoder.model={config.encoder.model}")
+    (encoder, passage_encoder), generator = run.towers(), run.model(config.generator.model)
+    encoder_identity = encoder_ref(passage_encoder, config.encoder)
+    check_same_encoder(index, encoder_identity, f"the run with passage encoder {config.encoder.of_passages}")
     generator_identity = generator_ref(generator, config.generator)
     settings = {
         **train.model_dump(mode="json"),
@@ -50,7 +53,8 @@ def _train(run: Run, target: Path, train: TrainConfig, name: str) -> Artifact:
         "encoder": config.encoder.model,
         "generator": config.generator.model,
     }
-    inputs = [index.ref, encoder_identity, generator_identity, file_ref("questions", questions_file)]
+    identities = [encoder_identity, question_encoder_ref(encoder), generator_identity]
+    inputs = [index.ref, *identities, file_ref("questions", questions_file)]
     plan = Plan("model", settings, inputs)
     if finished := artifacts.find_finished(target, plan):
         run.console.skipped(name, f"{finished.folder} is there")
@@ -65,6 +69,7 @@ def _train(run: Run, target: Path, train: TrainConfig, name: str) -> Artifact:
         from ragray.distributed.retrieval import ClusterRetriever
         from ragray.distributed.training import TrainingJob
         from ragray.distributed.training import train as run_training
+        from ragray.priors import PriorSource
 
         retriever = ClusterRetriever.start(index)
         pool = session.actor_pool(config.resources.train_workers, config.resources)
@@ -75,13 +80,11 @@ def _train(run: Run, target: Path, train: TrainConfig, name: str) -> Artifact:
             generator=config.generator,
             encoder_folder=encoder,
             generator_folder=generator,
-            retriever=retriever,
+            prior=PriorSource.of(train.prior, retriever, index.folder, questions),
             questions=tuple(questions),
             output=str(workspace.folder.resolve()),
             threads=pool.threads,
-            tokens_per_batch=config.resources.tokens_per_batch,
-            checkpoint_every=config.resources.checkpoint_every,
-            questions_per_backward=config.resources.questions_per_backward,
+            resources=config.resources,
         )
         summary = run_training(job, checkpoints, workers, config.resources.use_gpu, stage.progress)
         retriever.stop()

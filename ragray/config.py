@@ -21,6 +21,9 @@ class Settings(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
 
+PriorKind = Literal["dense", "bm25", "gold", "closed_book"]
+
+
 class DemoConfig(Settings):
     """A demo corpus with questions (``pipelines/get_demo.py``)."""
 
@@ -35,18 +38,31 @@ class ChunkConfig(Settings):
 
 
 class EncoderConfig(Settings):
-    """The bi-encoder d(z), q(x): a Hugging Face or sentence-transformers model, and its text preparation."""
+    """The bi-encoder d(z), q(x): Hugging Face or sentence-transformers models, and their text preparation."""
 
-    model: str = Field(description="a folder, a hub name, or demo:minilm")
+    model: str = Field(description="a folder, a hub name, or demo:minilm; the question encoder starts from it")
+    passage_model: str | None = Field(
+        None,
+        description="the passage encoder where it isn't the same model: a folder or hub name, e.g. "
+        "facebook/dpr-ctx_encoder-multiset-base",
+    )
     max_question_tokens: int = Field(64, ge=4)
     max_passage_tokens: int = Field(256, ge=8)
-    passage_template: str = "{title}. {text}"
+    passage_template: str = Field("{title}. {text}", description="of no effect where title_as_pair holds")
     question_template: str = "{question}"
-    pooling: Literal["mean", "cls"] | None = Field(
-        None, description="null: what the model's own folder says, else mean"
+    title_as_pair: bool | None = Field(
+        None, description="a passage is a pair, title and text; null: what the model's own folder says (DPR: yes)"
+    )
+    pooling: Literal["mean", "cls", "pooler"] | None = Field(
+        None, description="null: what the model's own folder says, else mean; pooler: DPR models, and only they"
     )
     normalize: bool | None = Field(None, description="null: what the model's own folder says, else no")
     temperature: float = Field(1.0, gt=0, description="of the prior p(z|x) = softmax(q·d / temperature)")
+
+    @property
+    def of_passages(self) -> str:
+        """The model that embeds the passages."""
+        return self.passage_model or self.model
 
 
 class EmbedConfig(Settings):
@@ -66,41 +82,95 @@ class IndexConfig(Settings):
 
 
 class GeneratorConfig(Settings):
-    """The decoder-only language model p(y|x,z) and its prompt: a passage part, then a question part, then the answer.
+    """The language model p(y|x,z) and its prompt: a passage part, then a question part, then the answer.
 
-    The parts are tokenised apart and have limits of their own, so that no passage, however long, can push the question
-    out, and a passage's part is the same for every question.
+    The parts have limits of their own, so that no passage, however long, can push the question out.
     """
 
-    model: str = Field(description="a folder, a hub name, or demo:smollm2")
+    model: str = Field(description="a folder, a hub name, or demo:smollm2; decoder-only or sequence-to-sequence")
     passage_template: str = "Title: {title}\n{text}\n"
     question_template: str = "Question: {question}\nAnswer:"
     answer_template: str = " {answer}"
     max_passage_tokens: int = Field(256, ge=1)
     max_question_tokens: int = Field(64, ge=1)
-    max_answer_tokens: int = Field(24, ge=1)
+    max_prompt_tokens: int | None = Field(
+        None, ge=2, description="of passage, question and the tokenizer's own tokens together; the passage gives way"
+    )
+    max_answer_tokens: int = Field(24, ge=1, description="with the end token; also how long an answer can get")
+    end_answers: bool = Field(True, description="the end token is part of an answer; false for one-token class labels")
+    stop: tuple[str, ...] = Field(("\n", "\n\n"), description="texts of one token that end an answer too")
+    decoder_start: int | None = Field(
+        None, ge=0, description="sequence-to-sequence: the token that decoding starts from; null: the model's own"
+    )
+    text_rules: Literal["plain", "hf_rag"] = Field(
+        "plain",
+        description="hf_rag: titles lose one pair of quotes and double spaces become single, as in RagRetriever",
+    )
+
+
+class DecodingConfig(Settings):
+    """How an answer y is found under p(y|x) (Lewis et al. 2020, section 2.5); the names are those of transformers."""
+
+    num_beams: int = Field(1, ge=1, description="1: greedy search")
+    do_sample: bool = Field(False, description="draw answers from the model instead")
+    temperature: float = Field(1.0, gt=0, description="of sampling")
+    top_k: int | None = Field(None, ge=1, description="of sampling: draw from the k likeliest tokens")
+    top_p: float = Field(1.0, gt=0, le=1, description="of sampling: draw from the likeliest tokens of this mass")
+    seed: int = Field(0, description="of sampling")
+    max_new_tokens: int | None = Field(None, ge=1, description="null: generator.max_answer_tokens")
+    min_new_tokens: int = Field(0, ge=0, description="the end token isn't allowed before")
+    num_return_sequences: int = Field(1, ge=1, description="answers a question; best first, samples as drawn")
+    length_penalty: float = Field(1.0, description="beams are ranked by log-probability / length ** this")
+    early_stopping: bool | Literal["never"] = Field(
+        False, description="when a beam search ends; never: only once no running beam can win"
+    )
+    sequence_scoring: Literal["thorough", "fast"] = Field(
+        "thorough", description="RAG-Sequence: score every candidate under all passages, or under those that found it"
+    )
+
+    @pydantic.model_validator(mode="after")
+    def _consistent(self) -> DecodingConfig:
+        if self.do_sample and self.num_beams > 1:
+            raise ValueError(f"do_sample draws from the model and num_beams={self.num_beams} searches it: choose one")
+        if self.max_new_tokens is not None and self.min_new_tokens > self.max_new_tokens:
+            raise ValueError(f"min_new_tokens={self.min_new_tokens} is over max_new_tokens={self.max_new_tokens}")
+        return self
+
+
+class OptimizerConfig(Settings):
+    """What is trained, and how fast: AdamW with a learning rate for each model, linear warm-up and decay."""
+
+    encoder_rate: float = Field(2e-5, ge=0, description="learning rate of the question encoder; 0 freezes it")
+    temperature_rate: float = Field(0.0, ge=0, description="learning rate of log(encoder.temperature); 0: it stays")
+    generator_rate: float = Field(3e-5, ge=0, description="learning rate of the generator; 0 freezes it")
+    generator_layers: int | None = Field(None, ge=1, description="train only this many last layers; null: all weights")
+    warmup_steps: int = Field(0, ge=0)
+    weight_decay: float = Field(0.0, ge=0)
+    max_grad_norm: float = Field(1.0, gt=0)
 
 
 class TrainConfig(Settings):
     """Joint training of question encoder and generator through p(z|x)."""
 
     variant: Literal["rag_token", "rag_sequence"] = "rag_token"
+    prior: PriorKind = Field(
+        "dense", description="where p(z|x) comes from; the others than dense are baselines without a question encoder"
+    )
     steps: int = Field(100, ge=1)
     questions_per_step: int = Field(8, ge=1)
     passages_per_question: int = Field(5, ge=1)
-    encoder_rate: float = Field(2e-5, ge=0, description="learning rate of the question encoder; 0 freezes it")
-    generator_rate: float = Field(3e-5, ge=0, description="learning rate of the generator; 0 freezes it")
-    generator_layers: int | None = Field(None, ge=1, description="train only this many last layers; null: all weights")
-    warmup_steps: int = Field(0, ge=0)
-    weight_decay: float = Field(0.0, ge=0)
-    max_grad_norm: float = Field(1.0, gt=0)
+    optimizer: OptimizerConfig = OptimizerConfig()
+    label_smoothing: float = Field(0.0, ge=0, lt=1, description="of the answers' tokens, under each passage")
     anchor: float = Field(0.0, ge=0, description="weight of the penalty that keeps q(x) near its start; see rag.py")
     seed: int = 0
 
     @pydantic.model_validator(mode="after")
     def _something_is_trained(self) -> TrainConfig:
-        if self.encoder_rate == 0 and self.generator_rate == 0:
-            raise ValueError("encoder_rate and generator_rate are both 0: nothing would be trained")
+        rates = self.optimizer
+        encoder_learns = self.prior == "dense" and max(rates.encoder_rate, rates.temperature_rate) > 0
+        if not encoder_learns and rates.generator_rate == 0:
+            why = "encoder_rate and generator_rate are both 0" if self.prior == "dense" else "generator_rate is 0"
+            raise ValueError(f"{why}: nothing would be trained")
         return self
 
 
@@ -133,6 +203,13 @@ class Resources(Settings):
     evaluate_actors: int | None = Field(None, ge=1)
     tokens_per_batch: int = Field(2048, ge=1, description="padded tokens that a model sees at once")
     questions_per_backward: int = Field(4, ge=1, description="questions whose activations are held at once")
+    passages_per_backward: int | None = Field(
+        None, ge=1, description="of these, passages whose activations are held at once: reads each twice; null: all"
+    )
+    gradient_checkpointing: bool = Field(False, description="hold the inputs of layers only, compute the rest twice")
+    attention: Literal["eager", "sdpa", "flash_attention_2", "flash_attention_3", "flex_attention"] | None = Field(
+        None, description="how the generator computes attention; null: what transformers chooses"
+    )
     checkpoint_every: int = Field(20, ge=1, description="training steps")
     use_gpu: bool = False
 
@@ -152,6 +229,7 @@ class RunConfig(Settings):
     index: IndexConfig = IndexConfig()
     generator: GeneratorConfig
     train: TrainConfig = TrainConfig()
+    decoding: DecodingConfig = DecodingConfig()
     evaluate: EvaluateConfig = EvaluateConfig()
     serve: ServeConfig = ServeConfig()
     resources: Resources = Resources()

@@ -146,6 +146,15 @@ def open_shards(index: Artifact) -> ShardSet:
     return ShardSet([IndexShard(shard_folder(index.folder, number), index.fingerprint) for number in numbers])
 
 
+def read_passages(index: Path) -> list[Passage]:
+    """All passages of an index, shard by shard."""
+    passages = []
+    for folder in sorted(index.glob("shard-*")):
+        with pa.memory_map(str(folder / _PASSAGES)) as source:
+            passages += [Passage(**row) for row in pa.ipc.open_file(source).read_all().to_pylist()]
+    return passages
+
+
 def merge_hits(parts: Iterable[Hits], k: int) -> Hits:
     """The k best of several shards' hits, for every question; the same whatever the order of the parts.
 

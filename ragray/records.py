@@ -103,7 +103,11 @@ class Retriever(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """An answer with its evidence: the cited passages, their prior p(z|x) and posterior p(z|x,y)."""
+    """An answer with its evidence.
+
+    ``prior`` is p(z|x) and ``posterior`` p(z|x,y) of each cited passage, ``log_likelihoods`` its log p(y|x,z).
+    ``token_posteriors`` has, for RAG-Token, a row a passage with p(z|x,y_t,y_<t) of each token.
+    """
 
     question: str
     text: str
@@ -112,6 +116,9 @@ class Answer:
     prior: tuple[float, ...]
     posterior: tuple[float, ...]
     index_version: str
+    token_ids: tuple[int, ...] = ()
+    log_likelihoods: tuple[float, ...] = ()
+    token_posteriors: tuple[tuple[float, ...], ...] | None = None
 
     def as_dict(self) -> dict[str, Any]:
         """A JSON-ready form; the passages carry their probabilities."""

@@ -7,10 +7,17 @@ from dataclasses import asdict
 from statistics import fmean
 from typing import Any
 
-from ragray.formulas.metrics import paired_bootstrap, recall_at
+from ragray.formulas.metrics import holds_answer, paired_bootstrap, recall_at
+from ragray.records import Passage, Question
 
 Rows = Sequence[Mapping[str, Any]]  # of one system on one dev set; see distributed/evaluation.py
 BASELINES = ("before", "closed_book", "frozen")
+
+
+def is_hit(passage: Passage, question: Question) -> bool:
+    """A passage is a hit if it holds an answer and, where the question names its document, comes from that document."""
+    named = question.title is None or passage.title == question.title
+    return named and holds_answer(passage.text, question.answers)
 
 
 def metrics_of(systems: Mapping[str, Rows], sets: Mapping[str, Sequence[int]], ks: Sequence[int]) -> dict[str, Any]:

@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 # Ray reads these when it is imported, which may happen while tests are collected.
 os.environ.setdefault("RAY_AUTH_MODE", "disabled")
@@ -25,11 +26,13 @@ import pyarrow as pa
 import pytest
 import torch
 from hypothesis import settings
+from transformers import PreTrainedTokenizerFast
 
 from ragray.config import EncoderConfig, GeneratorConfig
 from ragray.demo import tiny
 from ragray.encoders import Encoder
-from ragray.generator import Generator
+from ragray.generators.base import Generator
+from ragray.generators.loading import load_generator
 from ragray.index_shard import IndexShard, build_shard
 from ragray.records import Passage
 
@@ -85,6 +88,90 @@ def generator_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+@pytest.fixture(scope="session")
+def gpt2_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Learned positions, input embeddings that are the output's too, dropout where it is trained."""
+    names = {"n_embd": 32, "n_inner": 48, "n_layer": 2, "n_head": 4, "n_positions": 512, "initializer_range": 0.3}
+    return _save_causal(tmp_path_factory.mktemp("gpt2"), "gpt2", **names)
+
+
+@pytest.fixture(scope="session")
+def qwen2_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Biases in the attention, two heads of queries to one of keys."""
+    return _save_causal(tmp_path_factory.mktemp("qwen2"), "qwen2", **_LLAMA_LIKE, tie_word_embeddings=False)
+
+
+@pytest.fixture(scope="session")
+def gemma2_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Soft caps on attention scores and on logits, low enough to matter; every other layer has a window of 400."""
+    caps = {"attn_logit_softcapping": 2.0, "final_logit_softcapping": 6.0, "query_pre_attn_scalar": 4}
+    size = {"head_dim": 8, "sliding_window": 400, "tie_word_embeddings": False}
+    return _save_causal(tmp_path_factory.mktemp("gemma2"), "gemma2", **_LLAMA_LIKE, **caps, **size)
+
+
+@pytest.fixture(scope="session")
+def mistral_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Every layer sees a window of 48 tokens."""
+    options = {"sliding_window": 48, "tie_word_embeddings": False}
+    return _save_causal(tmp_path_factory.mktemp("mistral"), "mistral", **_LLAMA_LIKE, **options)
+
+
+@pytest.fixture(scope="session")
+def bart_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Sequence-to-sequence: ``<s> ... </s>`` around the input and the answer, decoding starts from ``</s>``."""
+    import transformers
+
+    tokenizer = _byte_tokenizer(["<s>", "<pad>", "</s>"], "<s> $A </s>", bos_token="<s>", eos_token="</s>")
+    tokenizer.pad_token = "<pad>"
+    layers = {f"{part}_{name}": 2 for part in ("encoder", "decoder") for name in ("layers", "attention_heads")}
+    config = transformers.BartConfig(
+        vocab_size=len(tokenizer),
+        d_model=32,
+        encoder_ffn_dim=48,
+        decoder_ffn_dim=48,
+        max_position_embeddings=512,
+        init_std=0.3,
+        forced_eos_token_id=None,
+        **layers,
+    )
+    with torch.random.fork_rng():
+        torch.manual_seed(3)
+        model = transformers.BartForConditionalGeneration(config)
+    model.final_logits_bias[0, config.eos_token_id] = 6.0  # so that answers end
+    return _save(tmp_path_factory.mktemp("bart"), model, tokenizer)
+
+
+@pytest.fixture(scope="session")
+def t5_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Sequence-to-sequence: relative positions, ``</s>`` after the input and the answer, starts from ``<pad>``."""
+    import transformers
+
+    tokenizer = _byte_tokenizer(["<pad>", "</s>"], "$A </s>", eos_token="</s>", pad_token="<pad>")
+    config = transformers.T5Config(
+        vocab_size=len(tokenizer),
+        d_model=32,
+        d_kv=8,
+        d_ff=48,
+        num_layers=2,
+        num_heads=4,
+        decoder_start_token_id=0,
+        initializer_factor=3.0,
+        tie_word_embeddings=False,
+    )
+    with torch.random.fork_rng():
+        torch.manual_seed(4)
+        model = transformers.T5ForConditionalGeneration(config)
+    with torch.no_grad():
+        model.lm_head.weight[config.eos_token_id] *= 2  # so that answers end
+    return _save(tmp_path_factory.mktemp("t5"), model, tokenizer)
+
+
+@pytest.fixture(scope="session")
+def byte_tokenizer() -> Callable[..., PreTrainedTokenizerFast]:
+    """(special tokens, template of them around a text, names) -> a byte-level BPE tokenizer that knows the texts."""
+    return _byte_tokenizer
+
+
 @pytest.fixture
 def encoder(encoder_folder: Path) -> Encoder:
     return Encoder.load(encoder_folder, EncoderConfig(model="tiny", temperature=2.0))
@@ -92,7 +179,7 @@ def encoder(encoder_folder: Path) -> Encoder:
 
 @pytest.fixture
 def generator(generator_folder: Path) -> Generator:
-    return Generator.load(generator_folder, GeneratorConfig(model="tiny", max_answer_tokens=8))
+    return load_generator(generator_folder, GeneratorConfig(model="tiny", max_answer_tokens=8))
 
 
 @pytest.fixture
@@ -255,3 +342,55 @@ def free_port() -> Callable[[], int]:
 
 def _texts() -> list[str]:
     return [f"Title: {p.title}\n{p.text}" for p in PASSAGES] + [f"Question: {q}\nAnswer:" for q in QUESTIONS]
+
+
+_LLAMA_LIKE = {
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 512,
+    "initializer_range": 0.3,
+}
+
+
+def _byte_tokenizer(special: Sequence[str], template: str | None = None, **names: str) -> PreTrainedTokenizerFast:
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, trainers
+
+    core = Tokenizer(models.BPE())
+    core.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    core.decoder = decoders.ByteLevel()
+    alphabet = pre_tokenizers.ByteLevel.alphabet()
+    trainer = trainers.BpeTrainer(
+        vocab_size=400, special_tokens=list(special), initial_alphabet=alphabet, show_progress=False
+    )
+    core.train_from_iterator(_texts(), trainer)
+    if template is not None:
+        ids = [(token, core.token_to_id(token)) for token in special if token in template]
+        core.post_processor = processors.TemplateProcessing(template, special_tokens=ids)
+    return PreTrainedTokenizerFast(tokenizer_object=core, **names)
+
+
+def _save_causal(folder: Path, kind: str, **options: Any) -> Path:
+    """A random decoder-only model with a byte-level BPE tokenizer; it likes its end token, so that answers end."""
+    import transformers
+
+    name = "<|endoftext|>" if kind == "qwen2" else tiny.END  # transformers' tokenizer of Qwen 2 adds it if it's missing
+    tokenizer = _byte_tokenizer([name], eos_token=name)
+    end = tokenizer.eos_token_id
+    config = transformers.AutoConfig.for_model(
+        kind, vocab_size=len(tokenizer), eos_token_id=end, bos_token_id=None, pad_token_id=None, **options
+    )
+    with torch.random.fork_rng():
+        torch.manual_seed(5)
+        model = transformers.AutoModelForCausalLM.from_config(config)
+    with torch.no_grad():
+        model.get_output_embeddings().weight[end] *= 2
+    return _save(folder, model, tokenizer)
+
+
+def _save(folder: Path, model: Any, tokenizer: PreTrainedTokenizerFast) -> Path:
+    model.save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    return folder

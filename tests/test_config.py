@@ -35,14 +35,39 @@ def test_a_recipe_fills_the_rest_with_defaults(recipe):
     ("override", "section", "key", "expected"),
     [
         ("train.steps=9", "train", "steps", 9),
-        ("train.encoder_rate=2e-5", "train", "encoder_rate", 2e-5),
-        ("train.generator_layers=null", "train", "generator_layers", None),
+        ("train.variant=rag_token", "train", "variant", "rag_token"),
+        ("evaluate.answers_per_set={dev: 2}", "evaluate", "answers_per_set", {"dev": 2}),
         ("evaluate.recall_at=[1, 3]", "evaluate", "recall_at", (1, 3)),
         ("generator.answer_template=' = {answer}'", "generator", "answer_template", " = {answer}"),
     ],
 )
 def test_overrides_are_yaml_values_at_a_dotted_path(recipe, override, section, key, expected):
     assert getattr(getattr(load_recipe(recipe, [override]), section), key) == expected
+
+
+def test_an_override_reaches_into_a_section_of_a_section(recipe):
+    overrides = ["train.optimizer.generator_layers=null", "train.optimizer.encoder_rate=0"]
+    optimizer = load_recipe(recipe, overrides).train.optimizer
+    assert optimizer.generator_layers is None
+    assert optimizer.encoder_rate == 0
+
+
+@pytest.mark.parametrize("prior", ["bm25", "gold", "closed_book"])
+def test_a_baseline_without_a_question_encoder_must_train_the_generator(recipe, prior):
+    with pytest.raises(InputError, match="generator_rate is 0: nothing would be trained"):
+        load_recipe(recipe, [f"train.prior={prior}", "train.optimizer.generator_rate=0"])
+
+
+@pytest.mark.parametrize(
+    ("overrides", "message"),
+    [
+        (["decoding.num_beams=4", "decoding.do_sample=true"], "choose one"),
+        (["decoding.max_new_tokens=3", "decoding.min_new_tokens=4"], "min_new_tokens=4 is over max_new_tokens=3"),
+    ],
+)
+def test_settings_of_decoding_that_contradict_each_other_are_refused(recipe, overrides, message):
+    with pytest.raises(InputError, match=message):
+        load_recipe(recipe, overrides)
 
 
 def test_the_last_override_wins(recipe):

@@ -29,8 +29,9 @@ LAYERS = [
         "ragray.questions",
         "ragray.web",
     },
-    {"ragray.encoders", "ragray.generator", "ragray.index_shard", "ragray.lexical"},
-    {"ragray.rag", "ragray.decoding", "ragray.report", "ragray.scoring", "ragray.planner"},
+    {"ragray.huggingface_rag"},
+    {"ragray.encoders", "ragray.generators", "ragray.index_shard", "ragray.lexical"},
+    {"ragray.rag", "ragray.decoding", "ragray.priors", "ragray.report", "ragray.scoring", "ragray.planner"},
     {"ragray.distributed"},
     {"ragray.cli", "pipelines"},
 ]

@@ -13,12 +13,14 @@ from pathlib import Path
 from typing import Any
 
 from ragray.artifacts import write_whole
-from ragray.config import EncoderConfig, EvaluateConfig, GeneratorConfig
+from ragray.config import DecodingConfig, EncoderConfig, EvaluateConfig, GeneratorConfig, Resources
 from ragray.console import Progress
 from ragray.distributed.pieces import Piece, PieceWorker, run_pieces
 from ragray.formulas.marginal import Variant
-from ragray.formulas.metrics import exact_match, f1, holds_answer
-from ragray.records import Passage, Question, Retriever
+from ragray.formulas.metrics import exact_match, f1
+from ragray.priors import PriorSource
+from ragray.records import Question
+from ragray.scoring import is_hit
 
 _ANSWERED_AT_ONCE = 16
 _RETRIEVED_AT_ONCE = 128
@@ -31,7 +33,11 @@ class System:
     name: str
     encoder_folder: str
     generator_folder: str
-    closed_book: bool = False
+    prior: PriorSource
+
+    @property
+    def retrieves(self) -> bool:
+        return self.prior.kind in ("dense", "bm25")
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,12 +45,12 @@ class EvaluationJob:
     """What all systems share."""
 
     config: EvaluateConfig
+    decoding: DecodingConfig
     encoder: EncoderConfig
     generator: GeneratorConfig
     variant: Variant
-    retriever: Retriever
     threads: int
-    tokens_per_batch: int
+    resources: Resources
 
 
 class _Evaluator(PieceWorker):
@@ -60,15 +66,23 @@ class _Evaluator(PieceWorker):
 
     def _load(self, system: System) -> None:
         from ragray.encoders import Encoder
-        from ragray.generator import Generator
+        from ragray.generators.loading import load_generator
         from ragray.precision import compute_device, resolve_dtype
         from ragray.rag import Rag
 
-        job = self.job
-        generator = Generator.load(system.generator_folder, job.generator, resolve_dtype("auto")).to(compute_device())
-        encoder = Encoder.load(system.encoder_folder, job.encoder).to(compute_device())
-        passages = job.config.passages_per_question
-        self.rag = Rag(encoder, job.retriever, generator, job.variant, passages, job.tokens_per_batch)
+        job, device = self.job, compute_device()
+        generator = load_generator(
+            system.generator_folder, job.generator, resolve_dtype("auto"), job.resources.attention
+        ).to(device)
+        encoder = Encoder.load(system.encoder_folder, job.encoder).to(device)
+        self.rag = Rag(
+            system.prior.build(encoder),
+            generator,
+            job.variant,
+            job.config.passages_per_question,
+            decoding=job.decoding,
+            tokens_per_batch=job.resources.tokens_per_batch,
+        )
         self.system = system
 
     def process(self, task: dict[str, Any], output: Path) -> None:
@@ -78,41 +92,29 @@ class _Evaluator(PieceWorker):
         system = self.systems[task["system"]]
         if self.system != system:
             self._load(system)
-        answer = self._closed_book if system.closed_book else self._open_book if task["answer"] else self._retrieve
+        answer = self._answer if task["answer"] else self._retrieve
         release_memory()
         with write_whole(output) as temporary:
             lines = [json.dumps(row, ensure_ascii=False) for row in answer(questions)]
             temporary.write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
 
-    def _closed_book(self, questions: Sequence[Question]) -> list[dict[str, Any]]:
-        from ragray.rag import answer_closed_book
-
-        texts, references = [q.question for q in questions], [q.answers[0] for q in questions]
-        found = answer_closed_book(self.rag.generator, texts, references)
-        return [_scores(question, text, log_prob) for question, (text, log_prob) in zip(questions, found, strict=True)]
-
     def _retrieve(self, questions: Sequence[Question]) -> list[dict[str, Any]]:
-        hits = self.rag.find([q.question for q in questions], max(self.job.config.recall_at))
+        passages_BK = self.rag.prior.find([q.question for q in questions], max(self.job.config.recall_at))
         return [
             {"id": question.id, "hits": [is_hit(passage, question) for passage in row]}
-            for question, row in zip(questions, hits.passages_BK, strict=True)
+            for question, row in zip(questions, passages_BK, strict=True)
         ]
 
-    def _open_book(self, questions: Sequence[Question]) -> list[dict[str, Any]]:
+    def _answer(self, questions: Sequence[Question]) -> list[dict[str, Any]]:
         texts, references = [q.question for q in questions], [q.answers[0] for q in questions]
         predictions = self.rag.answer(texts, references)
         rows = []
         for question, found, prediction in zip(questions, self._retrieve(questions), predictions, strict=True):
             assert prediction.reference_log_prob is not None  # references were given
             scores = _scores(question, prediction.answer.text, prediction.reference_log_prob)
-            rows.append({**found, **scores, "answer": prediction.answer.as_dict()})
+            hits = found if self.system and self.system.retrieves else {}
+            rows.append({**hits, **scores, "answer": prediction.answer.as_dict()})
         return rows
-
-
-def is_hit(passage: Passage, question: Question) -> bool:
-    """A passage is a hit if it holds an answer and, where the question names its document, comes from that document."""
-    named = question.title is None or passage.title == question.title
-    return named and holds_answer(passage.text, question.answers)
 
 
 def evaluate(
@@ -126,7 +128,8 @@ def evaluate(
     gpus_per_actor: float,
     progress: Progress,
 ) -> dict[str, list[dict[str, Any]]]:
-    """Rows by system, in the order of ``questions``: id and hits; where ``answered``, also text, scores and answer.
+    """Rows by system, in the order of ``questions``: id, and hits if the system retrieves; where ``answered``, also
+    text, scores and answer.
 
     Questions are put into blocks by title, so that those of a block read the same passages (each is read once).
     """
@@ -136,7 +139,7 @@ def evaluate(
     pieces = {
         system.name: [
             _piece(folder, system, number, [questions[position] for position in block], number < len(to_answer))
-            for number, block in enumerate(to_answer if system.closed_book else to_answer + to_retrieve)
+            for number, block in enumerate(to_answer + to_retrieve if system.retrieves else to_answer)
         ]
         for system in systems
     }

@@ -25,9 +25,10 @@ from ray.serve.exceptions import BackPressureError
 from ray.serve.handle import DeploymentHandle
 from ray.serve.schema import LoggingConfig
 
-from ragray.config import EncoderConfig, GeneratorConfig, ServeConfig
+from ragray.config import DecodingConfig, EncoderConfig, GeneratorConfig, Resources, ServeConfig
 from ragray.formulas.marginal import Variant
-from ragray.records import Answer, Retriever
+from ragray.priors import PriorSource
+from ragray.records import Answer
 
 APP_NAME = "ragray"
 _MAX_QUESTION_CHARACTERS = 2000
@@ -51,10 +52,11 @@ class ServedModel:
     encoder: EncoderConfig
     generator: GeneratorConfig
     variant: Variant
-    retriever: Retriever
+    prior: PriorSource
+    decoding: DecodingConfig
     passages_per_question: int
     threads: int
-    tokens_per_batch: int
+    resources: Resources
 
 
 @serve.deployment(max_ongoing_requests=32, max_queued_requests=128)
@@ -63,18 +65,20 @@ class Reader:
 
     def __init__(self, model: ServedModel) -> None:
         from ragray.encoders import Encoder
-        from ragray.generator import Generator
+        from ragray.generators.loading import load_generator
         from ragray.precision import compute_device, resolve_dtype, set_threads
         from ragray.rag import Rag
 
         set_threads(model.threads)
+        device, attention = compute_device(), model.resources.attention
+        encoder = Encoder.load(model.encoder_folder, model.encoder).to(device)
         self._rag = Rag(
-            Encoder.load(model.encoder_folder, model.encoder).to(compute_device()),
-            model.retriever,
-            Generator.load(model.generator_folder, model.generator, resolve_dtype("auto")).to(compute_device()),
+            model.prior.build(encoder),
+            load_generator(model.generator_folder, model.generator, resolve_dtype("auto"), attention).to(device),
             model.variant,
             model.passages_per_question,
-            model.tokens_per_batch,
+            decoding=model.decoding,
+            tokens_per_batch=model.resources.tokens_per_batch,
         )
 
     @serve.batch(max_batch_size=8, batch_wait_timeout_s=0.01)

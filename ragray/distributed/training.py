@@ -29,14 +29,17 @@ from ray.train.torch import TorchTrainer, prepare_model
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
-from ragray.config import EncoderConfig, GeneratorConfig, TrainConfig
+from ragray.config import EncoderConfig, GeneratorConfig, Resources, TrainConfig
 from ragray.console import Progress
 from ragray.distributed.pieces import innermost_error
 from ragray.encoders import Encoder
-from ragray.generator import Generator
+from ragray.generators.base import Generator
+from ragray.generators.loading import load_generator
+from ragray.generators.prompt import Cuts
 from ragray.precision import release_memory, resolve_dtype, set_threads
+from ragray.priors import PriorSource
 from ragray.rag import Rag, drift
-from ragray.records import InputError, Question, RagrayError, Retriever
+from ragray.records import InputError, Question, RagrayError
 
 LOG_FILE = "training_log.jsonl"
 _STATE_FILE = "state.pt"
@@ -55,21 +58,19 @@ class TrainingJob:
     generator: GeneratorConfig
     encoder_folder: str
     generator_folder: str
-    retriever: Retriever
+    prior: PriorSource
     questions: tuple[Question, ...]
     output: str
     threads: int
-    tokens_per_batch: int
-    checkpoint_every: int
-    questions_per_backward: int
+    resources: Resources
 
 
 class _Model(nn.Module):
     """Question encoder and generator under one ``forward``, as DistributedDataParallel wants it."""
 
-    def __init__(self, rag: Rag, start_encoder: Encoder | None, anchor: float) -> None:
+    def __init__(self, rag: Rag, encoder: Encoder, start_encoder: Encoder | None, anchor: float) -> None:
         super().__init__()
-        self.encoder = rag.encoder
+        self.encoder = encoder
         self.generator = rag.generator
         self._rag = [rag]  # not a module
         self._start_encoder = [start_encoder]  # kept out of the parameters
@@ -79,7 +80,7 @@ class _Model(nn.Module):
         """(loss_B, nll_B, prior_BK, posterior_BK); the loss is -log p(y|x) plus the anchor's penalty."""
         loss = self._rag[0].loss(questions, answers)
         loss_B = loss.nll_B
-        if self._start_encoder[0] is not None:
+        if self._start_encoder[0] is not None and loss.vectors_BD is not None:
             loss_B = loss_B + self._anchor * drift(loss.vectors_BD, self._start_encoder[0], questions)
         return loss_B, loss.nll_B.detach(), loss.prior_BK, loss.posterior_BK
 
@@ -145,7 +146,10 @@ def _fit(trainer: TorchTrainer, watch: Callable[[], None]) -> None:
 
 
 def read_log(folder: Path) -> list[dict[str, float]]:
-    """One entry a step: loss (mean -log p(y|x)), prior_entropy, kl (of posterior from prior), seconds."""
+    """One entry a step: loss (mean -log p(y|x)), prior_entropy, kl (of posterior from prior), cut_passages, seconds.
+
+    ``cut_passages`` is the share of the first worker's passages that were over a limit of the generator's prompt.
+    """
     file = folder / LOG_FILE
     lines = file.read_text(encoding="utf-8").splitlines() if file.exists() else []
     return [json.loads(line) for line in lines if line.endswith("}")]
@@ -158,19 +162,24 @@ def _train_worker(settings: dict[str, Any]) -> None:
     set_threads(job.threads)
     torch.manual_seed(job.config.seed)
     device = ray.train.torch.get_device()
-    rag, start_encoder = _build_rag(job, device)
-    encoder_weights = rag.encoder.trainable(job.config.encoder_rate)
-    generator_weights = rag.generator.train_last_layers(job.config.generator_layers, job.config.generator_rate)
+    rag, encoder, start_encoder = _build_rag(job, device)
+    learns = job.config.prior == "dense"
+    encoder_weights = encoder.trainable(job.config.optimizer.encoder_rate if learns else 0.0)
+    temperature = encoder.train_temperature() if learns and job.config.optimizer.temperature_rate > 0 else []
+    generator_weights = rag.generator.train_last_layers(
+        job.config.optimizer.generator_layers, job.config.optimizer.generator_rate
+    )
     optimizer = torch.optim.AdamW(
         [
-            {"params": encoder_weights, "lr": job.config.encoder_rate},
-            {"params": generator_weights, "lr": job.config.generator_rate},
+            {"params": encoder_weights, "lr": job.config.optimizer.encoder_rate},
+            {"params": generator_weights, "lr": job.config.optimizer.generator_rate},
+            {"params": temperature, "lr": job.config.optimizer.temperature_rate, "weight_decay": 0.0},
         ],
-        weight_decay=job.config.weight_decay,
+        weight_decay=job.config.optimizer.weight_decay,
         fused=True,  # in place; the default makes copies of all weights
     )
     schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: _rate_factor(step, job.config))
-    model: nn.Module = _Model(rag, start_encoder, job.config.anchor)
+    model: nn.Module = _Model(rag, encoder, start_encoder, job.config.anchor)
     first_step = _restore(model, optimizer, schedule)
     if world > 1:
         model = prepare_model(model, parallel_strategy_kwargs={"gradient_as_bucket_view": True})
@@ -182,20 +191,22 @@ def _train_worker(settings: dict[str, Any]) -> None:
             for position in question_positions(len(job.questions), job.config, step, rank, world)
         ]
         nll_B, prior_BK, posterior_BK = _accumulate_gradient(model, job, batch, step, world)
-        for weights in (encoder_weights, generator_weights):
-            nn.utils.clip_grad_norm_(weights, job.config.max_grad_norm)
+        for weights in (encoder_weights, generator_weights, temperature):
+            nn.utils.clip_grad_norm_(weights, job.config.optimizer.max_grad_norm)
         optimizer.step()
         schedule.step()
         optimizer.zero_grad(set_to_none=True)
         release_memory()
         numbers = _monitors(nll_B, prior_BK, posterior_BK, world)
+        cuts, rag.generator.prompt.cuts = rag.generator.prompt.cuts, Cuts()
+        numbers["cut_passages"] = round(cuts.passages / max(1, cuts.passages_seen), 4)
         if log is not None:
             log.write(step, numbers, time.monotonic() - started)
         done = step + 1
         if done == job.config.steps and rank == 0:
-            _save_model(rag, Path(job.output))
-        if done % job.checkpoint_every == 0 and done < job.config.steps:
-            _report(_Model(rag, None, 0.0), optimizer, schedule, done, rank)
+            _save_model(encoder, rag.generator, Path(job.output))
+        if done % job.resources.checkpoint_every == 0 and done < job.config.steps:
+            _report(_Model(rag, encoder, None, 0.0), optimizer, schedule, done, rank)
 
 
 def _accumulate_gradient(
@@ -205,7 +216,8 @@ def _accumulate_gradient(
 
     Returns (nll_B, prior_BK, posterior_BK) of the whole batch.
     """
-    parts = [batch[at : at + job.questions_per_backward] for at in range(0, len(batch), job.questions_per_backward)]
+    size = job.resources.questions_per_backward
+    parts = [batch[at : at + size] for at in range(0, len(batch), size)]
     seen: list[tuple[Tensor, ...]] = []
     for number, part in enumerate(parts, start=1):
         more = isinstance(model, DistributedDataParallel) and number < len(parts)
@@ -218,19 +230,25 @@ def _accumulate_gradient(
     return nll_B, prior_BK, posterior_BK
 
 
-def _build_rag(job: TrainingJob, device: torch.device) -> tuple[Rag, Encoder | None]:
+def _build_rag(job: TrainingJob, device: torch.device) -> tuple[Rag, Encoder, Encoder | None]:
+    """(the model, its question encoder, the encoder that the anchor holds it near)."""
     encoder = Encoder.load(job.encoder_folder, job.encoder).to(device)
-    generator = Generator.load(job.generator_folder, job.generator, resolve_dtype("auto")).to(device)
+    generator = load_generator(job.generator_folder, job.generator, resolve_dtype("auto"), job.resources.attention).to(
+        device
+    )
+    if job.resources.gradient_checkpointing:
+        generator.checkpoint_gradients()
     start = Encoder.load(job.encoder_folder, job.encoder).to(device) if job.config.anchor > 0 else None
     rag = Rag(
-        encoder,
-        job.retriever,
+        job.prior.build(encoder),
         generator,
         job.config.variant,
         job.config.passages_per_question,
-        job.tokens_per_batch,
+        label_smoothing=job.config.label_smoothing,
+        tokens_per_batch=job.resources.tokens_per_batch,
+        passages_per_backward=job.resources.passages_per_backward,
     )
-    return rag, start
+    return rag, encoder, start
 
 
 def question_positions(num_questions: int, config: TrainConfig, step: int, rank: int = 0, world: int = 1) -> list[int]:
@@ -250,7 +268,7 @@ def question_positions(num_questions: int, config: TrainConfig, step: int, rank:
 
 def _rate_factor(step: int, config: TrainConfig) -> float:
     """Linear warm-up times linear decay, never below a twentieth."""
-    warmup = min(1.0, (step + 1) / max(1, config.warmup_steps))
+    warmup = min(1.0, (step + 1) / max(1, config.optimizer.warmup_steps))
     return warmup * max(0.05, 1 - step / config.steps)
 
 
@@ -259,7 +277,7 @@ def _check_finite(loss_B: Tensor, batch: Sequence[Question], step: int) -> None:
     if bad:
         raise TrainingError(
             f"the loss of question {batch[bad[0]].id!r} is {float(loss_B[bad[0]])} at step {step}: lower "
-            "train.generator_rate and train.encoder_rate, or look at that question and its answers"
+            "train.optimizer.generator_rate and train.optimizer.encoder_rate, or look at that question and its answers"
         )
 
 
@@ -295,8 +313,8 @@ def _restore(model: nn.Module, optimizer: Any, schedule: Any) -> int:
     return int(state["step"])
 
 
-def _save_model(rag: Rag, output: Path) -> None:
-    for module, name in ((rag.encoder, "question_encoder"), (rag.generator, "generator")):
+def _save_model(encoder: Encoder, generator: Generator, output: Path) -> None:
+    for module, name in ((encoder, "question_encoder"), (generator, "generator")):
         folder = output / name
         folder.mkdir(parents=True, exist_ok=True)
         module.save(folder)

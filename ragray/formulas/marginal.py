@@ -18,12 +18,13 @@ from torch import Tensor
 Variant = Literal["rag_token", "rag_sequence"]
 
 
-def log_prior(scores_BK: Tensor, temperature: float = 1.0) -> Tensor:
+def log_prior(scores_BK: Tensor, temperature: float | Tensor = 1.0) -> Tensor:
     """log p(z|x) = log_softmax_K(q(x)·d(z) / temperature), over the K retrieved passages (eq. in section 2.2).
 
     Args:
         scores_BK: inner products of question and passage vectors.
-        temperature: > 0; 1 for encoders trained on raw inner products such as DPR.
+        temperature: > 0; 1 for encoders trained on raw inner products such as DPR.  A learned one is a tensor of one
+            value, and the gradient reaches it.
 
     Raises:
         ValueError: if the temperature is not positive.

@@ -165,7 +165,7 @@ def verdict(results: SetResults) -> str:
                 "better": "So what the question encoder learned carries over to these questions.",
                 "worse": "So the question encoder lost some of what it could do: it is pulled towards the questions "
                 "that it is shown and can forget the others. Ways out: a wider mix of training questions, a smaller "
-                "<code>train.encoder_rate</code>, or a <code>train.anchor</code> above 0.",
+                "<code>train.optimizer.encoder_rate</code>, or a <code>train.anchor</code> above 0.",
                 "unclear": "The interval holds zero: on this many questions, neither a gain nor a loss in retrieval "
                 "can be told from chance.",
             }[_direction(headline[0], interval)]

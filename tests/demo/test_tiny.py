@@ -7,7 +7,7 @@ from ragray.config import EncoderConfig, GeneratorConfig
 from ragray.corpus.jsonl import Span, read_documents
 from ragray.demo import tiny
 from ragray.encoders import Encoder
-from ragray.generator import Generator
+from ragray.generators.loading import load_generator
 from ragray.questions import read_questions
 
 
@@ -46,7 +46,7 @@ def test_models_are_the_same_every_time_and_load_as_real_ones(tmp_path):
         if name == "encoder":
             assert Encoder.load(folders[0], EncoderConfig(model="tiny")).dimension == 32
         else:
-            assert Generator.load(folders[0], GeneratorConfig(model="tiny")).stop_ids
+            assert load_generator(folders[0], GeneratorConfig(model="tiny")).stop_ids
 
 
 def _caches(folder, name):

@@ -7,10 +7,13 @@ from dataclasses import replace
 import pytest
 
 from pipelines.job import open_run
-from ragray.distributed.evaluation import EvaluationJob, System, evaluate, is_hit
+from ragray.config import DecodingConfig, Resources
+from ragray.distributed.evaluation import EvaluationJob, System, evaluate
 from ragray.distributed.retrieval import ClusterRetriever
+from ragray.priors import PriorSource
 from ragray.questions import read_questions
 from ragray.records import Passage, Question
+from ragray.scoring import is_hit
 
 
 @pytest.mark.parametrize(
@@ -33,21 +36,25 @@ def test_without_a_title_the_answer_is_enough():
 
 @pytest.fixture(scope="module")
 def evaluation(ray_cluster, debug_run):
-    """The debug run's job, two systems and 20 questions in an order of their own."""
+    """The debug run's job, three systems and 20 questions in an order of their own."""
     run = open_run("debug", debug_run.folder, [])
     config = run.config
-    retriever = ClusterRetriever.start(run.open("index"))
+    index = run.open("index")
+    retriever = ClusterRetriever.start(index)
     job = EvaluationJob(
         config=config.evaluate,
+        decoding=DecodingConfig(num_beams=2, max_new_tokens=6),
         encoder=config.encoder,
         generator=config.generator,
         variant="rag_sequence",
-        retriever=retriever,
         threads=1,
-        tokens_per_batch=2048,
+        resources=Resources(),
     )
     folders = (run.model("demo:tiny-encoder"), run.model("demo:tiny-generator"))
-    systems = [System("open", *folders), System("closed", *folders, closed_book=True)]
+    kinds = {"open": "dense", "lexical": "bm25", "closed": "closed_book"}
+    systems = [
+        System(name, *folders, PriorSource.of(kind, retriever, index.folder, ())) for name, kind in kinds.items()
+    ]
     questions = [
         replace(question, id=f"{split}/{question.id}")
         for split in ("dev", "dev_wording")
@@ -75,17 +82,19 @@ def test_rows_come_in_the_order_of_the_questions_and_finished_blocks_are_kept(ev
         )
 
     rows = run()
-    assert set(rows) == {"open", "closed"}
+    assert set(rows) == {"open", "lexical", "closed"}
     for part in rows.values():
         assert [row["id"] for row in part] == [question.id for question in questions]
         assert all(row["log_prob"] < 0 and 0 <= row["f1"] <= 1 for row in part[:15])
         assert not any("text" in row for row in part[15:])
-    assert all(len(row["hits"]) == 20 for row in rows["open"])
-    assert all(len(row["answer"]["passages"]) == 3 for row in rows["open"][:15])
+    for name in ("open", "lexical"):
+        assert all(len(row["hits"]) == 20 for row in rows[name])
+        assert all(len(row["answer"]["passages"]) == 3 for row in rows[name][:15])
+    assert rows["open"] != rows["lexical"]
     assert not any("hits" in row for row in rows["closed"])
 
     first, *others = sorted(tmp_path.rglob("*.jsonl"))
-    assert len(others) == 2
+    assert len(others) == 4
     kept = {block: block.stat().st_mtime_ns for block in others}
     first.unlink()
     assert run() == rows

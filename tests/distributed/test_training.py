@@ -13,9 +13,11 @@ import torch
 from safetensors.torch import load_file
 
 from pipelines.job import open_run
-from ragray.config import TrainConfig
+from ragray.config import EncoderConfig, OptimizerConfig, TrainConfig
 from ragray.demo import tiny
 from ragray.distributed.training import TrainingError, _check_finite, _Model, _rate_factor, question_positions, read_log
+from ragray.encoders import Encoder
+from ragray.priors import ClosedBook, DensePrior
 from ragray.rag import Rag
 from ragray.records import InputError, Question
 
@@ -85,9 +87,10 @@ def test_what_a_worker_refuses_reaches_the_user(ray_cluster, debug_run, tmp_path
 def step(encoder, generator, shard, questions, answers):
     """One optimizer step without Ray; returns the names of the weights that moved."""
 
-    def run(encoder_rate: float, passages_per_question: int, variant: str = "rag_token") -> set[str]:
+    def run(encoder_rate: float, passages_per_question: int, variant: str = "rag_token", prior=None) -> set[str]:
         weights = [encoder.trainable(encoder_rate), generator.train_last_layers(None, 1e-3)]
-        model = _Model(Rag(encoder, shard, generator, variant, passages_per_question), None, 0.0)
+        rag = Rag(prior or DensePrior(encoder, shard), generator, variant, passages_per_question)
+        model = _Model(rag, encoder, None, 0.0)
         before = {name: parameter.detach().clone() for name, parameter in model.named_parameters()}
         loss_B, *_ = model(questions, answers)
         loss_B.sum().backward()
@@ -112,6 +115,30 @@ def test_with_rate_zero_the_question_encoder_stays_as_it_is(step):
     assert {name.split(".")[0] for name in step(encoder_rate=0.0, passages_per_question=3)} == {"generator"}
 
 
+@pytest.mark.parametrize("variant", ["rag_token", "rag_sequence"])
+def test_without_passages_the_generator_learns_alone(step, variant):
+    moved_weights = step(encoder_rate=1e-3, passages_per_question=3, variant=variant, prior=ClosedBook())
+    assert {name.split(".")[0] for name in moved_weights} == {"generator"}
+
+
+@pytest.mark.parametrize("rate", [0.0, 2.0])
+def test_the_anchors_penalty_is_part_of_what_is_minimised_but_not_of_what_is_logged(
+    encoder, encoder_folder, generator, shard, questions, answers, rate
+):
+    """At the start it is 0; its gradient pulls a question encoder back that has moved away."""
+    start = Encoder.load(encoder_folder, EncoderConfig(model="tiny", temperature=2.0))
+    rag = Rag(DensePrior(encoder, shard), generator, "rag_token", 3)
+    with torch.no_grad():
+        for anchored in (_Model(rag, encoder, start, rate), _Model(rag, encoder, None, rate)):
+            loss_B, nll_B, *_ = anchored(questions, answers)
+            torch.testing.assert_close(loss_B, nll_B, atol=1e-4, rtol=1e-5)
+        encoder.model.embeddings.word_embeddings.weight[:, 0] += 1.0
+        loss_B, nll_B, *_ = _Model(rag, encoder, start, rate)(questions, answers)
+        distance_B = (encoder.embed_questions(questions) - start.embed_questions(questions)).square().sum(1)
+        assert (distance_B > 0.01).all()
+        torch.testing.assert_close(loss_B - nll_B, rate * distance_B, atol=1e-3, rtol=1e-3)
+
+
 @pytest.mark.parametrize("world", [1, 2, 3, 4])
 def test_the_workers_shares_are_the_batch_whatever_their_number(world):
     config = TrainConfig(questions_per_step=8, seed=5)
@@ -130,7 +157,7 @@ def test_an_epoch_shows_every_question_once_and_the_next_in_another_order():
 
 
 def test_the_rate_warms_up_and_decays():
-    config = TrainConfig(steps=100, warmup_steps=10)
+    config = TrainConfig(steps=100, optimizer=OptimizerConfig(warmup_steps=10))
     rates = [_rate_factor(step, config) for step in range(100)]
     assert rates[0] == pytest.approx(0.1)
     assert max(rates) == rates[9] == pytest.approx(0.91)

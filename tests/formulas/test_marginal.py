@@ -145,6 +145,36 @@ def test_gradient_in_the_joint_is_the_posterior(batch):
 
 @both_variants
 @given(batch=batches())
+def test_gradient_equals_finite_differences(variant, batch):
+    """In every log-probability that is possible, the others staying ``-inf``."""
+    possible_BKT = batch.token_logprobs_BKT.isfinite()
+
+    def possible_answers(prior: Tensor, logprobs: Tensor) -> Tensor:
+        value = log_likelihood(variant, prior, batch.token_logprobs_BKT.masked_scatter(possible_BKT, logprobs), mask)
+        return torch.where(value.isfinite(), value, 0.0)
+
+    mask, leaves = batch.mask_BT, (batch.log_prior_BK, batch.token_logprobs_BKT[possible_BKT])
+    assert torch.autograd.gradcheck(possible_answers, [leaf.clone().requires_grad_() for leaf in leaves])
+
+
+@both_variants
+@given(batch=batches(), share=st.floats(0.01, 0.99))
+def test_a_passage_that_comes_twice_counts_with_the_mass_of_both(variant, batch, share):
+    prior_BK, logprobs_BKT, mask_BT = batch
+    first_B1, second_B1 = prior_BK[:, :1] + math.log(share), prior_BK[:, :1] + math.log1p(-share)
+    twice = Batch(
+        torch.cat([first_B1, prior_BK[:, 1:], second_B1], dim=1),
+        torch.cat([logprobs_BKT, logprobs_BKT[:, :1]], dim=1),
+        mask_BT,
+    )
+    torch.testing.assert_close(log_likelihood(variant, *twice), log_likelihood(variant, *batch))
+    posterior_BK = posterior(variant, *twice)
+    posterior_BK[:, 0] += posterior_BK[:, -1]
+    torch.testing.assert_close(posterior_BK[:, :-1], posterior(variant, *batch))
+
+
+@both_variants
+@given(batch=batches())
 def test_impossible_tokens_give_no_nan(variant, batch):
     for gradient in gradients(variant, batch):
         assert gradient.isfinite().all()
@@ -185,10 +215,19 @@ def test_prior_is_a_softmax_with_temperature():
     assert log_prior(torch.tensor([[1.0]]).bfloat16()).dtype == torch.float32
 
 
+@given(temperature=st.floats(0.1, 10), seed=st.integers(0, 10**6))
+def test_a_learned_temperature_gets_its_gradient(temperature, seed):
+    scores_BK = torch.randn(2, 3, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+    learned = torch.tensor(temperature, dtype=torch.float64, requires_grad=True)
+    torch.testing.assert_close(log_prior(scores_BK, learned), log_prior(scores_BK, temperature), check_dtype=False)
+    assert torch.autograd.gradcheck(log_prior, (scores_BK.requires_grad_(), learned))
+
+
+@pytest.mark.parametrize("as_tensor", [False, True])
 @pytest.mark.parametrize("temperature", [0.0, -1.0, math.nan])
-def test_prior_refuses_a_temperature_that_is_not_positive(temperature):
-    with pytest.raises(ValueError, match="temperature must be > 0"):
-        log_prior(torch.zeros(1, 2), temperature)
+def test_prior_refuses_a_temperature_that_is_not_positive(temperature, as_tensor):
+    with pytest.raises(ValueError, match=f"temperature must be > 0, got {temperature}"):
+        log_prior(torch.zeros(1, 2), torch.tensor(temperature, requires_grad=True) if as_tensor else temperature)
 
 
 def gradients(variant: str, batch: Batch) -> tuple[Tensor, Tensor]:

@@ -9,6 +9,7 @@ import socket
 from pathlib import Path
 
 import pytest
+from transformers import BertConfig
 
 from pipelines.chunk_corpus import chunk_corpus
 from pipelines.embed_passages import embed_passages
@@ -17,6 +18,8 @@ from pipelines.index_embeddings import index_embeddings
 from pipelines.job import run_job
 from pipelines.serve_rag import serve_rag
 from pipelines.train_rag import train_rag
+from ragray.demo import tiny
+from ragray.demo.packages import quiet_transformers
 
 DOCUMENT = json.dumps({"id": "a", "title": "A", "text": "some words"}).encode() + b"\n"
 HALF_A_GZIP = gzip.compress(b"".join(DOCUMENT.replace(b'"a"', b'"%d"' % n) for n in range(2000)))[:5000]
@@ -92,6 +95,41 @@ def test_an_index_of_another_encoder(debug_run, refused, tmp_path):
     named = re.search(r"built with passage encoder (\w+), but .* needs (\w+): .* Embed and index the corpus", error)
     assert named
     assert named[1] == built_with != named[2]
+
+
+@pytest.fixture
+def other_encoder(tmp_path) -> Path:
+    """Of the same dimension as the demo's."""
+    with quiet_transformers():
+        tiny.save_encoder(tmp_path / "other-encoder", ["Another encoder knows other words."])
+    return tmp_path / "other-encoder"
+
+
+@pytest.mark.ray
+def test_an_index_of_another_passage_encoder(debug_run, refused, other_encoder, tmp_path):
+    folder = debug_run.copy(tmp_path / "run", "0-demo", "3-index")
+    error = refused(train_rag, f"encoder.passage_model={other_encoder}", folder=folder)
+    assert re.search(rf"built with passage encoder \w+, but the run with passage encoder {other_encoder} needs", error)
+
+
+@pytest.mark.ray
+def test_a_model_of_another_question_encoder(debug_run, refused, other_encoder, tmp_path):
+    """The index is the right one: its passage encoder is named, and only the questions' is another."""
+    folder = debug_run.copy(tmp_path / "run", "0-demo", "3-index", "4-model")
+    towers = (f"encoder.model={other_encoder}", "encoder.passage_model=demo:tiny-encoder")
+    error = refused(evaluate_rag, *towers, folder=folder)
+    assert re.search(rf"trained from question encoder \w+, but the recipe's encoder.model={other_encoder} is", error)
+
+
+@pytest.mark.ray
+@pytest.mark.parametrize(("job", "stages"), [(embed_passages, ["1-passages"]), (train_rag, ["0-demo", "3-index"])])
+def test_towers_of_different_dimensions(debug_run, refused, other_encoder, tmp_path, job, stages):
+    BertConfig(hidden_size=48).save_pretrained(other_encoder)
+    folder = debug_run.copy(tmp_path / "run", *stages)
+    error = refused(job, f"encoder.passage_model={other_encoder}", folder=folder)
+    assert re.search(
+        rf"one dimension, but encoder.model=\S+ has 32 and encoder.passage_model={other_encoder} has 48", error
+    )
 
 
 @pytest.mark.ray

@@ -1,0 +1,1 @@
+"""Finding the answer y, and its probability, under the two marginal models."""

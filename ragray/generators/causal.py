@@ -1,0 +1,164 @@
+"""Decoder-only generators (Llama, GPT-2, Qwen and their kin): passage, question and answer are one text.
+
+The passage comes first and is tokenised apart from the question, so the state after it doesn't depend on the question:
+it is computed once for every distinct passage of a call and shared, with gradient.  Rows are right-padded: under causal
+attention no real token sees the padding of its own row's end.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple, cast
+
+import torch
+from torch import Tensor, nn
+from transformers.cache_utils import Cache, DynamicLayer
+
+from ragray.batching import pad_rows, token_budget_batches
+from ragray.formulas import cross_entropy
+from ragray.generators.base import Generator, Prefill, only_module_list
+from ragray.generators.branches import Branches, Folding, Prompts, branch_attention, held_by, own_cache
+from ragray.generators.prompt import Ids, PromptTokenizer, Row
+from ragray.records import InputError
+
+
+class _Read(NamedTuple):
+    """The key/value cache after the passage parts, its mask and lengths."""
+
+    cache: Cache
+    mask_RL: Tensor
+    length_R: Tensor
+
+
+class CausalGenerator(Generator):
+    """p(y|x,z) by a causal language model."""
+
+    def __init__(self, model: nn.Module, prompt: PromptTokenizer) -> None:
+        super().__init__(model, prompt)
+        self._check_head()
+
+    def _row_logprobs(
+        self, rows: Sequence[Row], targets_R: Sequence[Ids], tokens_per_batch: int, label_smoothing: float
+    ) -> Tensor:
+        targets_RT, mask_RT = (x.to(self.device) for x in pad_rows(targets_R, 0))
+        if targets_RT.shape[1] == 0:
+            return torch.zeros(targets_RT.shape, device=self.device)
+        given_R = [target[:-1] for target in targets_R]  # what is read of a target: its last token is only predicted
+        if self.model.is_activation_checkpointing:  # which knows no cache
+            first_R = [len(row.passage) + len(row.question) for row in rows]
+            wholes_R = [(*row.passage, *row.question, *given) for row, given in zip(rows, given_R, strict=True)]
+            ids, _ = pad_rows(wholes_R, self.prompt.pad_id)
+            hidden_RL = self.model.base_model(input_ids=ids.to(self.device), use_cache=False).last_hidden_state
+        else:
+            first_R = [len(row.question) for row in rows]
+            read = self._read_passages([row.passage for row in rows], tokens_per_batch)
+            suffixes_R = [(*row.question, *given) for row, given in zip(rows, given_R, strict=True)]
+            hidden_RL, _ = self._read_suffixes(read, suffixes_R)
+        before_RT = torch.tensor(first_R, device=self.device).unsqueeze(1) - 1
+        before_RT = before_RT + torch.arange(targets_RT.shape[1], device=self.device)
+        before_RT = before_RT.clamp(max=hidden_RL.shape[1] - 1)  # where there is no target, any place will do
+        answer_hidden = hidden_RL.gather(1, before_RT.unsqueeze(-1).expand(-1, -1, hidden_RL.shape[-1]))
+        logprobs_RT = cross_entropy.target_logprobs(self._logits(answer_hidden), targets_RT, label_smoothing)
+        return torch.where(mask_RT.bool(), logprobs_RT, 0.0)
+
+    def _read(self, rows: Sequence[Row], tokens_per_batch: int) -> Prefill:
+        read = self._read_passages([row.passage for row in rows], tokens_per_batch)
+        hidden_RL, mask_RL = self._read_suffixes(read, [row.question for row in rows])
+        length_R = mask_RL.sum(1)
+        last = hidden_RL[torch.arange(len(rows), device=self.device), length_R - 1]
+        mask_RL = torch.cat([read.mask_RL, mask_RL], dim=1)
+        prompts = Prompts(held_by(read.cache), mask_RL, read.length_R + length_R)
+        root = Branches(prompts, torch.arange(len(rows), device=self.device), layers=None)
+        return Prefill(root, self._logits(last))
+
+    def _extend(self, branches: Branches, tokens_NT: Tensor) -> tuple[Branches, Tensor]:
+        prompts, row_N, length = branches.prompts, branches.row_N, tokens_NT.shape[1]
+        cache = own_cache(branches, len(prompts.layers), Folding.of(row_N, len(prompts.length_R)))
+        start_N = prompts.length_R[row_N] + branches.num_tokens
+        with branch_attention(self.model):
+            hidden = self.model.base_model(
+                input_ids=tokens_NT, position_ids=_positions(start_N, length), cache=cache, use_cache=True
+            ).last_hidden_state
+        longer = Branches(prompts, row_N, held_by(cache), branches.num_tokens + length)
+        return longer, self._logits(hidden)
+
+    def _read_passages(self, passages_R: Sequence[Ids], tokens_per_batch: int) -> _Read:
+        """The state after every row's passage part; each distinct passage is read once and shared, with gradient."""
+        distinct = list(dict.fromkeys(passages_R))
+        longest = max(map(len, distinct))
+        if longest == 0:
+            nothing = torch.zeros(len(passages_R), 0, dtype=torch.long, device=self.device)
+            return _Read(_new_cache(), nothing, nothing.sum(1))
+        self._check_window(longest)
+        batches = token_budget_batches([len(row) for row in distinct], tokens_per_batch)
+        layers: list[tuple[list[Tensor], list[Tensor]]] = []
+        for positions in batches:
+            ids, _ = pad_rows([distinct[position] for position in positions], self.prompt.pad_id)
+            held = self.model.base_model(input_ids=ids.to(self.device), use_cache=True).cache
+            padding = (0, 0, 0, longest - ids.shape[1])
+            for number, layer in enumerate(held.layers):
+                if number == len(layers):
+                    layers.append(([], []))
+                layers[number][0].append(nn.functional.pad(layer.keys, padding))
+                layers[number][1].append(nn.functional.pad(layer.values, padding))
+        read_order = [distinct[position] for positions in batches for position in positions]
+        place = {passage: index for index, passage in enumerate(read_order)}
+        rows = torch.tensor([place[passage] for passage in passages_R], device=self.device)
+        cache = _new_cache()
+        for number, (keys, values) in enumerate(layers):
+            cache.update(torch.cat(keys)[rows], torch.cat(values)[rows], number)
+        length_R = torch.tensor([len(passage) for passage in passages_R], device=self.device)
+        mask_RL = (torch.arange(longest, device=self.device) < length_R.unsqueeze(1)).long()
+        return _Read(cache, mask_RL, length_R)
+
+    def _read_suffixes(self, read: _Read, suffixes_R: Sequence[Ids]) -> tuple[Tensor, Tensor]:
+        """(hidden states of what follows the passages, its mask); the suffixes are added to the cache."""
+        ids, mask = (x.to(self.device) for x in pad_rows(suffixes_R, self.prompt.pad_id))
+        self._check_window(read.mask_RL.shape[1] + ids.shape[1])
+        output = self.model.base_model(
+            input_ids=ids,
+            attention_mask=torch.cat([read.mask_RL, mask], dim=1),
+            position_ids=_positions(read.length_R, ids.shape[1]),
+            cache=read.cache,
+            use_cache=True,
+        )
+        return cast(Tensor, output.last_hidden_state), mask
+
+    def _logits(self, hidden: Tensor) -> Tensor:
+        """What the model's own forward makes of hidden states."""
+        config = self.model.config
+        logits = self.model.get_output_embeddings()(hidden)
+        logits = logits / getattr(config, "logits_scaling", 1.0) * (getattr(config, "logit_scale", None) or 1.0)
+        softcap = getattr(config, "final_logit_softcapping", None)
+        return cast(Tensor, logits if softcap is None else torch.tanh(logits / softcap) * softcap)
+
+    def _check_window(self, length: int) -> None:
+        """Beyond a sliding window, the padding between passage and question would push real tokens out of it."""
+        window = getattr(self.model.config.get_text_config(decoder=True), "sliding_window", None)
+        if window is not None and length > window:
+            raise InputError(
+                f"a prompt with its answer has {length} tokens, over the sliding window of {window} that this "
+                "generator's attention has: lower generator.max_passage_tokens"
+            )
+
+    @torch.no_grad()
+    def _check_head(self) -> None:
+        kind, end = type(self.model).__name__, self.prompt.end_id
+        ids = torch.tensor([[end, end], [end, end - 1 if end else 1]], device=self.device)
+        expected = self.model(input_ids=ids, use_cache=False).logits.float()
+        if not torch.allclose(expected[0, 0], expected[1, 0], rtol=1e-2, atol=1e-2):
+            raise InputError(f"{self.config.model} is an encoder ({kind}), whose tokens see those after them")
+        actual = self._logits(self.model.base_model(input_ids=ids, use_cache=False).last_hidden_state).float()
+        if not torch.allclose(actual, expected, rtol=1e-2, atol=1e-2):
+            raise InputError(f"{kind} computes its logits in a way that ragray doesn't know: use another generator")
+
+    def _layer_stack(self) -> nn.ModuleList:
+        return only_module_list(self.model.base_model)
+
+
+def _positions(start_R: Tensor, length: int) -> Tensor:
+    return start_R.unsqueeze(1) + torch.arange(length, device=start_R.device)
+
+
+def _new_cache() -> Cache:
+    return Cache(layer_class_to_replicate=DynamicLayer)
