@@ -17,7 +17,8 @@ from ragray.batching import pad_rows
 from ragray.generators.base import Generator, Prefill
 from ragray.generators.prompt import Ids
 
-_LOGITS_AT_ONCE = 2**25
+_LOGITS_AT_ONCE = 2**26
+_LONGEST_RUN = 8
 
 
 @torch.inference_mode()
@@ -25,16 +26,12 @@ def score_sequences(generator: Generator, prefill: Prefill, sequences_R: Sequenc
     """For each row of the prefill, log p(y_t | x, z, y_<t) of each of its sequences: (T,) each."""
     results: list[list[Tensor]] = []
     vocabulary = prefill.logits_RV.shape[-1]
-    cuts = _cuts(sequences_R)
-    longest_run = max((high - low for low, high in pairwise(cuts)), default=1)
-    for rows in _chunks(sequences_R, max(1, _LOGITS_AT_ONCE // (vocabulary * longest_run))):
-        results += _score(generator, prefill.part(rows), sequences_R[rows], cuts)
+    for rows in _chunks(sequences_R, max(1, _LOGITS_AT_ONCE // (vocabulary * _LONGEST_RUN))):
+        results += _score(generator, prefill.part(rows), sequences_R[rows])
     return results
 
 
-def _score(
-    generator: Generator, prefill: Prefill, sequences_R: Sequence[Sequence[Ids]], cuts: Sequence[int]
-) -> list[list[Tensor]]:
+def _score(generator: Generator, prefill: Prefill, sequences_R: Sequence[Sequence[Ids]]) -> list[list[Tensor]]:
     device = generator.device
     flat = [(row, ids) for row, sequences in enumerate(sequences_R) for ids in sequences]
     width = max((len(ids) for _, ids in flat), default=0)
@@ -55,7 +52,7 @@ def _score(
 
     branches, branch_of = prefill.root, [row for row, _ in flat]
     note(prefill.logits_RV.unsqueeze(1), branch_of, 0, 1)
-    for low, high in pairwise(cuts):
+    for low, high in pairwise(_cuts(sequences_R)):
         chains: dict[tuple[int, Ids], int] = {}
         tokens: list[Ids] = []
         parents: list[int] = []
@@ -82,7 +79,7 @@ def _score(
 
 
 def _cuts(sequences_R: Sequence[Sequence[Ids]]) -> list[int]:
-    """The depths at which some row's sequences, without their last tokens, part; with the first and the last depth."""
+    """The depths at which some row's sequences, without their last tokens, part, and more where these lie far apart."""
     cuts = {0}
     for sequences in sequences_R:
         read = sorted(ids[:-1] for ids in sequences if ids)
@@ -91,7 +88,7 @@ def _cuts(sequences_R: Sequence[Sequence[Ids]]) -> list[int]:
             if depth is not None:
                 cuts.add(depth)
     longest = max((len(ids) - 1 for sequences in sequences_R for ids in sequences if ids), default=0)
-    return sorted(cuts | {max(0, longest)})
+    return sorted(cuts | {max(0, longest)} | set(range(0, longest, _LONGEST_RUN)))
 
 
 def _chunks(sequences_R: Sequence[Sequence[Ids]], most: int) -> Iterator[slice]:
