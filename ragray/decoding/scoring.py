@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from ragray.batching import pad_rows
+from ragray.formulas.cross_entropy import log_normalizer
 from ragray.generators.base import Generator, Prefill
 from ragray.generators.prompt import Ids
 
@@ -40,7 +41,7 @@ def _score(generator: Generator, prefill: Prefill, sequences_R: Sequence[Sequenc
 
     def note(logits_MTV: Tensor, at: Sequence[int], first: int, last: int) -> None:
         """Take the tokens of depth ``first`` to ``last`` from the logits before them; ``at``: branch by sequence."""
-        norm_MT = torch.logsumexp(logits_MTV.to(precision), dim=-1)
+        norm_MT = log_normalizer(logits_MTV)
         wanted = [
             (number, at[number], depth - first, depth, ids[depth])
             for number, (_, ids) in enumerate(flat)

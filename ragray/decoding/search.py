@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from ragray.config import DecodingConfig
+from ragray.formulas.cross_entropy import log_normalizer
 from ragray.generators.base import Generator, Prefill
 from ragray.generators.prompt import Ids
 
@@ -90,7 +91,7 @@ class _Mixtures:
     def _take(self, logits: Tensor) -> None:
         precise = logits.to(torch.promote_types(logits.dtype, torch.float32))
         self._logits_SKV = precise.view(-1, len(self._within), logits.shape[-1])
-        self._log_norm_SK = torch.logsumexp(self._logits_SKV, dim=-1)
+        self._log_norm_SK = log_normalizer(self._logits_SKV)
 
     def _prompts_of(self, index: Tensor) -> Tensor:
         return (index.unsqueeze(1) * len(self._within) + self._within).flatten()

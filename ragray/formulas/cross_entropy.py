@@ -46,6 +46,16 @@ def target_logprobs(logits: Tensor, targets: Tensor, label_smoothing: float = 0.
     return logprobs_M1.view(targets.shape)
 
 
+def log_normalizer(logits: Tensor) -> Tensor:
+    """logsumexp over the vocabulary, (..., V) -> (...), float32 or, for float64 logits, float64; without gradient."""
+    rows_MV = logits.reshape(-1, logits.shape[-1])
+    buffer_CV = _chunk_buffer(rows_MV)
+    normalizer_M = buffer_CV.new_empty(len(rows_MV))
+    for rows, normalizer in _chunks(rows_MV, normalizer_M):
+        torch.logsumexp(rows.to(buffer_CV.dtype), dim=-1, out=normalizer)
+    return normalizer_M.view(logits.shape[:-1])
+
+
 class _TargetLogprobs(torch.autograd.Function):
     """Chunks of C rows; what is saved for backward is the input and one logsumexp a row."""
 

@@ -178,3 +178,13 @@ def test_refuses_a_label_smoothing_outside_its_range(smoothing):
 def test_refuses_targets_of_another_shape():
     with pytest.raises(ValueError, match=r"targets of shape \(3, 2\) for logits of shape \(2, 3, 4\)"):
         target_logprobs(torch.zeros(2, 3, 4), torch.zeros(3, 2, dtype=torch.int64))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
+def test_the_normalizer_is_the_logsumexp_in_chunks_of_any_size(dtype, monkeypatch):
+    logits = torch.randn(3, 5, 11).to(dtype)
+    logits[0, 0, 0] = -torch.inf
+    monkeypatch.setattr(cross_entropy, "CHUNK_ELEMENTS", 4 * 11)
+    precise = logits.to(torch.promote_types(dtype, torch.float32))
+    torch.testing.assert_close(cross_entropy.log_normalizer(logits), torch.logsumexp(precise, dim=-1))
+    assert cross_entropy.log_normalizer(logits[:0]).shape == (0, 5)
