@@ -53,7 +53,7 @@ def _facts(run: Run, index: Artifact, model: Artifact) -> RunFacts:
         corpus=config.corpus,
         passages=int(index.manifest.summary["num_passages"]),
         shards=int(index.manifest.summary["num_shards"]),
-        encoder=config.encoder.model,
+        encoder=" + ".join(dict.fromkeys([config.encoder.model, config.encoder.of_passages])),
         generator=config.generator.model,
         variant=train.variant,
         settings={

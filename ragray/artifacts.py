@@ -33,7 +33,7 @@ from ragray.records import InputError, RagrayError
 MANIFEST = "manifest.json"
 _PLAN = "plan.json"  # the fingerprint that a partial folder works towards
 
-FORMAT_VERSIONS = {"demo": 1, "passages": 1, "embeddings": 1, "index": 1, "model": 1, "report": 1}
+FORMAT_VERSIONS = {"demo": 1, "passages": 1, "embeddings": 1, "index": 1, "model": 2, "report": 1}
 
 
 class ArtifactError(RagrayError):

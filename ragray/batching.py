@@ -23,6 +23,17 @@ def token_budget_batches(lengths: Sequence[int], tokens_per_batch: int) -> list[
     return batches
 
 
+def distinct_batches(
+    rows: Sequence[tuple[int, ...]], tokens_per_batch: int
+) -> tuple[list[list[tuple[int, ...]]], list[int]]:
+    """(batches of the distinct rows under the budget, for every row its place in the batches, one after the other)."""
+    distinct = list(dict.fromkeys(rows))
+    positions = token_budget_batches([len(row) for row in distinct], tokens_per_batch)
+    batches = [[distinct[position] for position in batch] for batch in positions]
+    places = {row: place for place, row in enumerate(row for batch in batches for row in batch)}
+    return batches, [places[row] for row in rows]
+
+
 def pad_rows(rows: Sequence[Sequence[int]], pad_id: int) -> tuple[Tensor, Tensor]:
     """Right-pad rows to the longest: (ids, mask), both int64 of shape (rows, L); the mask is 1 on real tokens."""
     width = max((len(row) for row in rows), default=0)

@@ -82,21 +82,28 @@ def export(
     config: GeneratorConfig,
     variant: str,
     n_docs: int,
+    temperature: float,
 ) -> None:
     """Write models as a folder that ``RagSequenceForGeneration`` or ``RagTokenForGeneration`` loads.
 
-    The format has no place for a temperature of the prior, a question template of the encoder or ``text_rules``:
-    transformers takes q·d as it is, asks the question as it is and always applies the rules of ``hf_rag``.
+    The format has no place for a question template of the encoder or ``text_rules``: transformers asks the question as
+    it is and always applies the rules of ``hf_rag``.
 
     Args:
         config: of the generator; its templates must have the form that the format knows.
         variant: ``rag_sequence`` or ``rag_token``.
         n_docs: passages a question.
+        temperature: of the prior; the format knows only 1, the softmax of q·d as it is.
 
     Raises:
-        InputError: for an encoder whose vectors transformers' RAG can't take, a generator that isn't
-            sequence-to-sequence, or templates that the format can't express.
+        InputError: for another temperature, an encoder whose vectors transformers' RAG can't take, a generator that
+            isn't sequence-to-sequence, or templates that the format can't express.
     """
+    if temperature != 1:
+        raise InputError(
+            f"the prior's temperature is {temperature}, but transformers' RAG has none (that is, 1): save question "
+            "encoder and generator as folders of their own"
+        )
     if question_encoder.config.model_type != "dpr":
         raise InputError(
             f"the question encoder is a {question_encoder.config.model_type} model, but transformers' RAG takes a "

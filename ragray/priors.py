@@ -127,8 +127,13 @@ class PriorSource:
         """With the gold passages of these questions, if they are what is wanted.
 
         Raises:
-            InputError: if a question has none.
+            InputError: if a question has none, or there are no questions to know the passages of.
         """
+        if kind == "gold" and not questions:
+            raise InputError(
+                "this model was trained with train.prior=gold, which knows the passages of given questions alone: "
+                "evaluate it; to serve or ask, train with another prior"
+            )
         gold = gold_passages(read_passages(index), questions) if kind == "gold" else {}
         return cls(kind, retriever, str(index.resolve()), gold)
 

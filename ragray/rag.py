@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from ragray.config import DecodingConfig
-from ragray.decoding.answers import Decoded, decode, score_targets
+from ragray.decoding.answers import Decoded, as_batch, decode, score_targets
 from ragray.decoding.search import Allowed
 from ragray.encoders import Encoder
 from ragray.formulas import marginal
@@ -54,7 +54,7 @@ class Classified:
         return self.labels[max(range(len(self.labels)), key=self.probabilities.__getitem__)]
 
 
-_LOGITS_AT_ONCE = 2**28
+_LOGITS_AT_ONCE = 2**28  # of one step of decoding: a gigabyte in float32
 
 
 class Rag:
@@ -132,8 +132,7 @@ class Rag:
         prefill = self._prefill(questions, evidence)
         reference_B: Sequence[float | None] = [None] * len(questions)
         if references is not None:
-            targets_B = [[target] for target in self.generator.prompt.targets(references)]
-            reference_B = [likelihoods[0] for likelihoods in self._likelihoods(prefill, log_prior_BK, targets_B)]
+            reference_B = self._score_references(prefill, log_prior_BK, references)
         decoded_B = decode(self.variant, self.generator, prefill, log_prior_BK, self.decoding, allowed)
         return [
             Prediction(
@@ -162,7 +161,7 @@ class Rag:
         scores_B = score_targets(self.generator, prefill, [targets] * len(questions), log_prior_BK.shape[1])
         classified = []
         for log_prior_K, scores in zip(log_prior_BK, scores_B, strict=True):
-            told = [_alone(label_KT[:, given:]) for label_KT in scores]
+            told = [as_batch(label_KT[:, given:]) for label_KT in scores]
             likelihood_C = torch.cat(
                 [marginal.log_likelihood(self.variant, log_prior_K.unsqueeze(0), *label) for label in told]
             )
@@ -179,22 +178,18 @@ class Rag:
     def _prefill(self, questions: Sequence[str], evidence: Evidence) -> Prefill:
         return self.generator.prefill(questions, evidence.passages_BK, self.tokens_per_batch)
 
-    def _likelihoods(
-        self, prefill: Prefill, log_prior_BK: Tensor, targets_B: Sequence[Sequence[Ids]]
-    ) -> list[list[float]]:
+    def _score_references(self, prefill: Prefill, log_prior_BK: Tensor, references: Sequence[str]) -> list[float]:
+        targets_B = [[target] for target in self.generator.prompt.targets(references)]
         scores_B = score_targets(self.generator, prefill, targets_B, log_prior_BK.shape[1])
         return [
-            [
-                float(marginal.log_likelihood(self.variant, log_prior_K.unsqueeze(0), *_alone(scores_KT)))
-                for scores_KT in scores
-            ]
-            for log_prior_K, scores in zip(log_prior_BK, scores_B, strict=True)
+            float(marginal.log_likelihood(self.variant, log_prior_K.unsqueeze(0), *as_batch(scores_KT)))
+            for log_prior_K, (scores_KT,) in zip(log_prior_BK, scores_B, strict=True)
         ]
 
     def _as_answer(
         self, question: str, index: int, evidence: Evidence, log_prior_BK: Tensor, decoded: Decoded
     ) -> Answer:
-        log_prior_1K, scores = log_prior_BK[index : index + 1], _alone(decoded.token_logprobs_KT)
+        log_prior_1K, scores = log_prior_BK[index : index + 1], as_batch(decoded.token_logprobs_KT)
         posterior_1K = marginal.posterior(self.variant, log_prior_1K, *scores)
         closed, per_token = evidence.passages_BK is None, None
         if self.variant == "rag_token" and not closed:
@@ -227,12 +222,6 @@ def drift(vectors_BD: Tensor, start_encoder: Encoder, questions: Sequence[str]) 
 def _later(allowed: Allowed, first: int) -> Allowed:
     """The same, for the questions from ``first`` on."""
     return lambda position, tokens: allowed(first + position, tokens)
-
-
-def _alone(scores_KT: Tensor) -> tuple[Tensor, Tensor]:
-    """(token_logprobs_BKT, mask_BT) of one answer without padding, as a batch of one."""
-    mask_1T = torch.ones(1, scores_KT.shape[1], dtype=torch.bool, device=scores_KT.device)
-    return scores_KT.unsqueeze(0), mask_1T
 
 
 def _label_targets(generator: Generator, labels: Sequence[str]) -> list[Ids]:

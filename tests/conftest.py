@@ -35,6 +35,7 @@ from ragray.generators.base import Generator
 from ragray.generators.loading import load_generator
 from ragray.index_shard import IndexShard, build_shard
 from ragray.records import Passage
+from tests.tiny_models import tiny_bart, tiny_t5
 
 settings.register_profile("ragray", deadline=None, derandomize=True, max_examples=60)
 settings.load_profile("ragray")
@@ -119,50 +120,24 @@ def mistral_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="session")
 def bart_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Sequence-to-sequence: ``<s> ... </s>`` around the input and the answer, decoding starts from ``</s>``."""
-    import transformers
-
     tokenizer = _byte_tokenizer(["<s>", "<pad>", "</s>"], "<s> $A </s>", bos_token="<s>", eos_token="</s>")
     tokenizer.pad_token = "<pad>"
-    layers = {f"{part}_{name}": 2 for part in ("encoder", "decoder") for name in ("layers", "attention_heads")}
-    config = transformers.BartConfig(
-        vocab_size=len(tokenizer),
-        d_model=32,
-        encoder_ffn_dim=48,
-        decoder_ffn_dim=48,
-        max_position_embeddings=512,
-        init_std=0.3,
-        forced_eos_token_id=None,
-        **layers,
-    )
     with torch.random.fork_rng():
         torch.manual_seed(3)
-        model = transformers.BartForConditionalGeneration(config)
-    model.final_logits_bias[0, config.eos_token_id] = 6.0  # so that answers end
+        model = tiny_bart(len(tokenizer))
+    model.final_logits_bias[0, tokenizer.eos_token_id] = 6.0  # so that answers end
     return _save(tmp_path_factory.mktemp("bart"), model, tokenizer)
 
 
 @pytest.fixture(scope="session")
 def t5_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Sequence-to-sequence: relative positions, ``</s>`` after the input and the answer, starts from ``<pad>``."""
-    import transformers
-
     tokenizer = _byte_tokenizer(["<pad>", "</s>"], "$A </s>", eos_token="</s>", pad_token="<pad>")
-    config = transformers.T5Config(
-        vocab_size=len(tokenizer),
-        d_model=32,
-        d_kv=8,
-        d_ff=48,
-        num_layers=2,
-        num_heads=4,
-        decoder_start_token_id=0,
-        initializer_factor=3.0,
-        tie_word_embeddings=False,
-    )
     with torch.random.fork_rng():
         torch.manual_seed(4)
-        model = transformers.T5ForConditionalGeneration(config)
+        model = tiny_t5(len(tokenizer))
     with torch.no_grad():
-        model.lm_head.weight[config.eos_token_id] *= 2  # so that answers end
+        model.lm_head.weight[tokenizer.eos_token_id] *= 2  # so that answers end
     return _save(tmp_path_factory.mktemp("t5"), model, tokenizer)
 
 
@@ -355,21 +330,8 @@ _LLAMA_LIKE = {
 }
 
 
-def _byte_tokenizer(special: Sequence[str], template: str | None = None, **names: str) -> PreTrainedTokenizerFast:
-    from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, trainers
-
-    core = Tokenizer(models.BPE())
-    core.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    core.decoder = decoders.ByteLevel()
-    alphabet = pre_tokenizers.ByteLevel.alphabet()
-    trainer = trainers.BpeTrainer(
-        vocab_size=400, special_tokens=list(special), initial_alphabet=alphabet, show_progress=False
-    )
-    core.train_from_iterator(_texts(), trainer)
-    if template is not None:
-        ids = [(token, core.token_to_id(token)) for token in special if token in template]
-        core.post_processor = processors.TemplateProcessing(template, special_tokens=ids)
-    return PreTrainedTokenizerFast(tokenizer_object=core, **names)
+def _byte_tokenizer(special: Sequence[str], frame: str | None = None, **names: str) -> PreTrainedTokenizerFast:
+    return tiny.byte_tokenizer(_texts(), special, frame, **names)
 
 
 def _save_causal(folder: Path, kind: str, **options: Any) -> Path:

@@ -3,7 +3,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ragray.batching import pad_rows, token_budget_batches
+from ragray.batching import distinct_batches, pad_rows, token_budget_batches
 
 lengths = st.lists(st.integers(0, 50), max_size=40)
 
@@ -41,3 +41,11 @@ def test_padding_is_to_the_right_and_masked(rows):
 def test_no_rows_are_an_empty_batch():
     ids, mask = pad_rows([], pad_id=0)
     assert ids.shape == mask.shape == (0, 0)
+
+
+@given(st.lists(st.lists(st.integers(0, 2), max_size=3).map(tuple), max_size=20), st.integers(1, 10))
+def test_every_distinct_row_is_batched_once_and_found_again(rows, budget):
+    batches, places = distinct_batches(rows, budget)
+    in_order = [row for batch in batches for row in batch]
+    assert sorted(in_order) == sorted(set(rows))
+    assert [in_order[place] for place in places] == rows

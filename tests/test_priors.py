@@ -114,6 +114,11 @@ def test_the_gold_prior_is_sure_of_the_right_passage(priors, questions):
     assert evidence.log_prior_BK.tolist() == [[0.0]] * 3
 
 
+def test_gold_passages_without_questions_are_refused(shard, tmp_path):
+    with pytest.raises(InputError, match="knows the passages of given questions alone"):
+        PriorSource.of("gold", shard, tmp_path, [])
+
+
 @pytest.mark.parametrize("method", ["__call__", "find"])
 def test_a_question_without_a_known_gold_passage_is_refused(priors, questions, method):
     with pytest.raises(InputError, match=r"no gold passage is known for 2 of 3 questions, the first is 'Who\?'"):

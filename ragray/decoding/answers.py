@@ -53,7 +53,10 @@ def decode(
     answers_B = decoder(generator, prefill, log_prior_BK, config, allowed)
     if not all(answers_B):
         position = next(index for index, answers in enumerate(answers_B) if not answers)
-        raise InputError(f"no answer to question {position} is possible: the allowed tokens end in a dead end")
+        raise InputError(
+            f"no answer to question {position} of {len(answers_B)} decoded together is possible: the allowed tokens "
+            "end in a dead end"
+        )
     return answers_B
 
 
@@ -137,6 +140,12 @@ def score_targets(
     ]
 
 
+def as_batch(token_logprobs_KT: Tensor) -> tuple[Tensor, Tensor]:
+    """(token_logprobs_BKT, mask_BT) of one answer without padding, as a batch of one."""
+    mask_1T = torch.ones(1, token_logprobs_KT.shape[1], dtype=torch.bool, device=token_logprobs_KT.device)
+    return token_logprobs_KT.unsqueeze(0), mask_1T
+
+
 def _search_passages(
     generator: Generator, prefill: Prefill, num_passages: int, config: DecodingConfig, allowed: Allowed | None
 ) -> list[list[Found]]:
@@ -195,8 +204,7 @@ def _tables(
 
 
 def _decoded(variant: marginal.Variant, log_prior_K: Tensor, tokens: Ids, token_logprobs_KT: Tensor) -> Decoded:
-    every = torch.ones(1, len(tokens), dtype=torch.bool, device=token_logprobs_KT.device)
-    likelihood = marginal.log_likelihood(variant, log_prior_K.unsqueeze(0), token_logprobs_KT.unsqueeze(0), every)
+    likelihood = marginal.log_likelihood(variant, log_prior_K.unsqueeze(0), *as_batch(token_logprobs_KT))
     return Decoded(tokens, float(likelihood), token_logprobs_KT)
 
 

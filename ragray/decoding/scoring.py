@@ -18,8 +18,8 @@ from ragray.formulas.cross_entropy import log_normalizer
 from ragray.generators.base import Generator, Prefill
 from ragray.generators.prompt import Ids
 
-_LOGITS_AT_ONCE = 2**26
-_LONGEST_RUN = 8
+_LOGITS_AT_ONCE = 2**26  # of one pass of the model: 256 MiB in float32
+_LONGEST_RUN = 8  # tokens
 
 
 @torch.inference_mode()

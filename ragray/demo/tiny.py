@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -126,17 +126,9 @@ def save_encoder(folder: Path, texts: Iterable[str] | None = None) -> None:
 def save_generator(folder: Path, texts: Iterable[str] | None = None) -> None:
     """Make and save the generator; its tokenizer learns from ``texts``, or from the demo's."""
     import torch
-    from tokenizers import Tokenizer, models, pre_tokenizers, trainers
-    from tokenizers.decoders import ByteLevel
-    from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
+    from transformers import LlamaConfig, LlamaForCausalLM
 
-    core = Tokenizer(models.BPE())
-    core.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    core.decoder = ByteLevel()
-    alphabet = pre_tokenizers.ByteLevel.alphabet()
-    trainer = trainers.BpeTrainer(vocab_size=400, special_tokens=[END], initial_alphabet=alphabet, show_progress=False)
-    core.train_from_iterator(texts or _texts(), trainer)
-    tokenizer = PreTrainedTokenizerFast(tokenizer_object=core, eos_token=END)
+    tokenizer = byte_tokenizer(texts or _texts(), [END], eos_token=END)
     config = LlamaConfig(
         vocab_size=len(tokenizer),
         hidden_size=32,
@@ -157,6 +149,28 @@ def save_generator(folder: Path, texts: Iterable[str] | None = None) -> None:
         model.lm_head.weight[tokenizer.eos_token_id] *= 2  # so that answers end
     model.save_pretrained(folder)
     tokenizer.save_pretrained(folder)
+
+
+def byte_tokenizer(texts: Iterable[str], special: Sequence[str], frame: str | None = None, **names: str) -> Any:
+    """A byte-level BPE tokenizer of 400 tokens that learns from the texts.
+
+    ``frame`` is what it puts around a text, such as ``"<s> $A </s>"``; ``names`` says what the special tokens are for.
+    """
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, trainers
+    from transformers import PreTrainedTokenizerFast
+
+    core = Tokenizer(models.BPE())
+    core.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    core.decoder = decoders.ByteLevel()
+    alphabet = pre_tokenizers.ByteLevel.alphabet()
+    trainer = trainers.BpeTrainer(
+        vocab_size=400, special_tokens=list(special), initial_alphabet=alphabet, show_progress=False
+    )
+    core.train_from_iterator(texts, trainer)
+    if frame is not None:
+        used = [(token, core.token_to_id(token)) for token in special if token in frame]
+        core.post_processor = processors.TemplateProcessing(frame, special_tokens=used)
+    return PreTrainedTokenizerFast(tokenizer_object=core, **names)
 
 
 def _cached(folder: Path, save: Callable[[Path], None]) -> Path:

@@ -119,14 +119,12 @@ class _BranchLayer(DynamicLayer):
         return keys, values
 
 
-def own_cache(branches: Branches, num_layers: int, folding: Folding | None) -> Cache:
+def own_cache(branches: Branches, folding: Folding | None) -> Cache:
     """A cache to extend the branches with; with a folding, attention reads their prompts too (decoder-only models)."""
     prompts = branches.prompts
     layers: list[Any] = []
-    for number in range(num_layers):
-        shared = None
-        if folding is not None:
-            shared = _Shared(prompts.layers[number], prompts.mask_RL, folding, has_own=True)
+    for number, prompt in enumerate(prompts.layers):
+        shared = None if folding is None else _Shared(prompt, prompts.mask_RL, folding, has_own=True)
         layers.append(_BranchLayer(branches.layers[number] if branches.layers else None, shared))
     return Cache(layers=layers)
 
@@ -146,6 +144,19 @@ def held_by(cache: Cache) -> list[KeysValues]:
     """Every layer's keys and values."""
     layers: list[Any] = cache.layers
     return [KeysValues(layer.keys, layer.values) for layer in layers]
+
+
+def check_window(window: int | None, length: int) -> None:
+    """Refuse what a sliding window would cut: padding and shared prompts would have to be counted differently there.
+
+    Raises:
+        InputError: if ``length`` tokens are more than the window has.
+    """
+    if window is not None and length > window:
+        raise InputError(
+            f"a prompt with its answer has {length} tokens, over the sliding window of {window} that this generator's "
+            "attention has: lower generator.max_passage_tokens"
+        )
 
 
 @contextmanager
@@ -183,12 +194,7 @@ def _attend(
     if not hasattr(key, "ragray_shared") or others.get("s_aux") is not None or (cross and softcap is not None):
         raise InputError(f"{type(module).__name__} uses attention in a way that ragray's decoding doesn't know")
     shared: _Shared | None = key.ragray_shared
-    window, prompt_length = others.get("sliding_window"), shared.mask_RL.shape[1] if shared else 0
-    if window is not None and prompt_length + key.shape[2] > window:
-        raise InputError(
-            f"a prompt with its answer has {prompt_length + key.shape[2]} tokens, over the sliding window of {window} "
-            "that this generator's attention has: lower generator.max_passage_tokens"
-        )
+    check_window(others.get("sliding_window"), key.shape[2] + (shared.mask_RL.shape[1] if shared else 0))
     scale = query.shape[-1] ** -0.5 if scaling is None else scaling
     if shared is not None and cross:
         attended = _prompt_attention(shared.folding.fold(query), shared, scale)

@@ -14,10 +14,18 @@ import torch
 from torch import Tensor, nn
 from transformers.cache_utils import Cache, DynamicLayer
 
-from ragray.batching import pad_rows, token_budget_batches
+from ragray.batching import distinct_batches, pad_rows
 from ragray.formulas import cross_entropy
 from ragray.generators.base import Generator, Prefill, only_module_list
-from ragray.generators.branches import Branches, Folding, Prompts, branch_attention, held_by, own_cache
+from ragray.generators.branches import (
+    Branches,
+    Folding,
+    Prompts,
+    branch_attention,
+    check_window,
+    held_by,
+    own_cache,
+)
 from ragray.generators.prompt import Ids, PromptTokenizer, Row
 from ragray.records import InputError
 
@@ -73,7 +81,7 @@ class CausalGenerator(Generator):
 
     def _extend(self, branches: Branches, tokens_NT: Tensor) -> tuple[Branches, Tensor]:
         prompts, row_N, length = branches.prompts, branches.row_N, tokens_NT.shape[1]
-        cache = own_cache(branches, len(prompts.layers), Folding.of(row_N, len(prompts.length_R)))
+        cache = own_cache(branches, Folding.of(row_N, len(prompts.length_R)))
         start_N = prompts.length_R[row_N] + branches.num_tokens
         with branch_attention(self.model):
             hidden = self.model.base_model(
@@ -84,16 +92,16 @@ class CausalGenerator(Generator):
 
     def _read_passages(self, passages_R: Sequence[Ids], tokens_per_batch: int) -> _Read:
         """The state after every row's passage part; each distinct passage is read once and shared, with gradient."""
-        distinct = list(dict.fromkeys(passages_R))
-        longest = max(map(len, distinct))
+        mask_RL = pad_rows(passages_R, self.prompt.pad_id)[1].to(self.device)
+        longest = mask_RL.shape[1]
+        cache = Cache(layer_class_to_replicate=DynamicLayer)
         if longest == 0:
-            nothing = torch.zeros(len(passages_R), 0, dtype=torch.long, device=self.device)
-            return _Read(_new_cache(), nothing, nothing.sum(1))
-        self._check_window(longest)
-        batches = token_budget_batches([len(row) for row in distinct], tokens_per_batch)
+            return _Read(cache, mask_RL, mask_RL.sum(1))
+        check_window(self._window, longest)
+        batches, places_R = distinct_batches(passages_R, tokens_per_batch)
         layers: list[tuple[list[Tensor], list[Tensor]]] = []
-        for positions in batches:
-            ids, _ = pad_rows([distinct[position] for position in positions], self.prompt.pad_id)
+        for batch in batches:
+            ids, _ = pad_rows(batch, self.prompt.pad_id)
             held = self.model.base_model(input_ids=ids.to(self.device), use_cache=True).cache
             padding = (0, 0, 0, longest - ids.shape[1])
             for number, layer in enumerate(held.layers):
@@ -101,20 +109,15 @@ class CausalGenerator(Generator):
                     layers.append(([], []))
                 layers[number][0].append(nn.functional.pad(layer.keys, padding))
                 layers[number][1].append(nn.functional.pad(layer.values, padding))
-        read_order = [distinct[position] for positions in batches for position in positions]
-        place = {passage: index for index, passage in enumerate(read_order)}
-        rows = torch.tensor([place[passage] for passage in passages_R], device=self.device)
-        cache = _new_cache()
+        rows = torch.tensor(places_R, device=self.device)
         for number, (keys, values) in enumerate(layers):
             cache.update(torch.cat(keys)[rows], torch.cat(values)[rows], number)
-        length_R = torch.tensor([len(passage) for passage in passages_R], device=self.device)
-        mask_RL = (torch.arange(longest, device=self.device) < length_R.unsqueeze(1)).long()
-        return _Read(cache, mask_RL, length_R)
+        return _Read(cache, mask_RL, mask_RL.sum(1))
 
     def _read_suffixes(self, read: _Read, suffixes_R: Sequence[Ids]) -> tuple[Tensor, Tensor]:
         """(hidden states of what follows the passages, its mask); the suffixes are added to the cache."""
         ids, mask = (x.to(self.device) for x in pad_rows(suffixes_R, self.prompt.pad_id))
-        self._check_window(read.mask_RL.shape[1] + ids.shape[1])
+        check_window(self._window, read.mask_RL.shape[1] + ids.shape[1])
         output = self.model.base_model(
             input_ids=ids,
             attention_mask=torch.cat([read.mask_RL, mask], dim=1),
@@ -132,14 +135,9 @@ class CausalGenerator(Generator):
         softcap = getattr(config, "final_logit_softcapping", None)
         return cast(Tensor, logits if softcap is None else torch.tanh(logits / softcap) * softcap)
 
-    def _check_window(self, length: int) -> None:
-        """Beyond a sliding window, the padding between passage and question would push real tokens out of it."""
-        window = getattr(self.model.config.get_text_config(decoder=True), "sliding_window", None)
-        if window is not None and length > window:
-            raise InputError(
-                f"a prompt with its answer has {length} tokens, over the sliding window of {window} that this "
-                "generator's attention has: lower generator.max_passage_tokens"
-            )
+    @property
+    def _window(self) -> int | None:
+        return getattr(self.model.config.get_text_config(decoder=True), "sliding_window", None)
 
     @torch.no_grad()
     def _check_head(self) -> None:
@@ -158,7 +156,3 @@ class CausalGenerator(Generator):
 
 def _positions(start_R: Tensor, length: int) -> Tensor:
     return start_R.unsqueeze(1) + torch.arange(length, device=start_R.device)
-
-
-def _new_cache() -> Cache:
-    return Cache(layer_class_to_replicate=DynamicLayer)

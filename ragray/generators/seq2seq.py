@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from transformers.cache_utils import DynamicCache, EncoderDecoderCache
 from transformers.modeling_outputs import BaseModelOutput
 
-from ragray.batching import pad_rows, token_budget_batches
+from ragray.batching import distinct_batches, pad_rows
 from ragray.formulas import cross_entropy
 from ragray.generators.base import Generator, Prefill, only_module_list
 from ragray.generators.branches import Branches, Folding, Prompts, branch_attention, held_by, own_cache, prompt_cache
@@ -62,7 +62,7 @@ class Seq2SeqGenerator(Generator):
 
     def _extend(self, branches: Branches, tokens_NT: Tensor) -> tuple[Branches, Tensor]:
         prompts, row_N = branches.prompts, branches.row_N
-        own = own_cache(branches, len(prompts.layers), folding=None)
+        own = own_cache(branches, folding=None)
         cross = prompt_cache(prompts, Folding.of(row_N, len(prompts.length_R)))
         unread = torch.empty(len(row_N), 1, self.model.config.hidden_size, dtype=self.dtype, device=self.device)
         with branch_attention(self.model):
@@ -76,24 +76,15 @@ class Seq2SeqGenerator(Generator):
 
     def _encode(self, rows: Sequence[Row], tokens_per_batch: int) -> tuple[Tensor, Tensor]:
         """(hidden states of every row's prompt, their mask); each distinct prompt is read once, with gradient."""
-        distinct = list(dict.fromkeys(rows))
-        encoder = self.model.get_encoder()
-        longest = max(len(row.question) for row in distinct)
+        prompts_R = [row.question for row in rows]  # with the passage in it
+        batches, places_R = distinct_batches(prompts_R, tokens_per_batch)
+        mask_RL = pad_rows(prompts_R, self.prompt.pad_id)[1].to(self.device)
         read: list[Tensor] = []
-        batches = token_budget_batches([len(row.question) for row in distinct], tokens_per_batch)
-        for positions in batches:
-            ids, mask = (
-                x.to(self.device)
-                for x in pad_rows([distinct[position].question for position in positions], self.prompt.pad_id)
-            )
-            hidden = encoder(input_ids=ids, attention_mask=mask).last_hidden_state
-            read.append(nn.functional.pad(hidden, (0, 0, 0, longest - hidden.shape[1])))
-        read_order = [distinct[position] for positions in batches for position in positions]
-        place = {row: index for index, row in enumerate(read_order)}
-        rows_R = torch.tensor([place[row] for row in rows], device=self.device)
-        length_R = torch.tensor([len(row.question) for row in rows], device=self.device)
-        mask_RL = (torch.arange(longest, device=self.device) < length_R.unsqueeze(1)).long()
-        return torch.cat(read)[rows_R], mask_RL
+        for batch in batches:
+            ids, mask = (x.to(self.device) for x in pad_rows(batch, self.prompt.pad_id))
+            hidden = self.model.get_encoder()(input_ids=ids, attention_mask=mask).last_hidden_state
+            read.append(nn.functional.pad(hidden, (0, 0, 0, mask_RL.shape[1] - hidden.shape[1])))
+        return torch.cat(read)[torch.tensor(places_R, device=self.device)], mask_RL
 
     def _layer_stack(self) -> nn.ModuleList:
         return only_module_list(self.model.get_decoder())

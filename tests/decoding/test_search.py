@@ -206,10 +206,10 @@ def test_a_dead_end_is_an_error_that_names_the_question(case, variant, way):
     def allowed(question, tokens):
         return [] if question == 1 and len(tokens) == 2 else [5, 6]
 
-    with pytest.raises(InputError, match="no answer to question 1 is possible"):
+    with pytest.raises(InputError, match="no answer to question 1 of"):
         answers_of(case, variant, allowed, max_new_tokens=4, **several(way))
     end = case.generator.prompt.end_id
-    with pytest.raises(InputError, match="no answer to question 0 is possible"):
+    with pytest.raises(InputError, match="no answer to question 0 of"):
         answers_of(case, variant, lambda question, tokens: [end], min_new_tokens=2, **several(way))
 
 

@@ -14,10 +14,8 @@ from typing import Any
 
 import pytest
 import torch
-from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
+from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, processors
 from transformers import (
-    BartConfig,
-    BartForConditionalGeneration,
     DPRConfig,
     DPRQuestionEncoder,
     PreTrainedTokenizerFast,
@@ -26,16 +24,16 @@ from transformers import (
     RagSequenceForGeneration,
     RagTokenForGeneration,
     RagTokenizer,
-    T5Config,
-    T5ForConditionalGeneration,
 )
 
 from ragray.config import DecodingConfig, GeneratorConfig
 from ragray.decoding.answers import decode
+from ragray.demo import tiny
 from ragray.formulas import marginal
 from ragray.generators.base import Generator
 from ragray.generators.loading import load_generator
 from ragray.records import Passage
+from tests.tiny_models import tiny_bart, tiny_t5
 
 QUESTIONS = ("What is the capital of Peru?", "Oslo?", "Which  Mountain is the HIGHEST point of Kenya ?")
 ANSWERS = ("Lima", "Norway", "Mount Kenya or so")
@@ -85,61 +83,27 @@ def question_tokenizer() -> PreTrainedTokenizerFast:
 
 def generator_tokenizer(kind: str) -> PreTrainedTokenizerFast:
     """Byte-level BPE, framed as BART (``<s> … </s>``) or T5 (``… </s>``) frame their texts."""
-    special = ["<s>", "<pad>", "</s>", "<unk>"] if kind == "bart" else ["<pad>", "</s>", "<unk>"]
-    core = Tokenizer(models.BPE())
-    core.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    core.decoder = decoders.ByteLevel()
-    alphabet = pre_tokenizers.ByteLevel.alphabet()
-    trainer = trainers.BpeTrainer(
-        vocab_size=400, special_tokens=special, initial_alphabet=alphabet, show_progress=False
-    )
-    core.train_from_iterator([passage.text for passage in PASSAGES] + list(QUESTIONS), trainer)
-    frame = "<s> $A </s>" if kind == "bart" else "$A </s>"
-    used = [(token, special.index(token)) for token in frame.split() if token != "$A"]
-    core.post_processor = processors.TemplateProcessing(frame, special_tokens=used)
-    names = {"bos_token": "<s>"} if kind == "bart" else {}
-    return PreTrainedTokenizerFast(
-        tokenizer_object=core, eos_token="</s>", pad_token="<pad>", unk_token="<unk>", **names
-    )
+    texts = [passage.text for passage in PASSAGES] + list(QUESTIONS)
+    names = {"eos_token": "</s>", "pad_token": "<pad>", "unk_token": "<unk>"}
+    if kind == "bart":
+        return tiny.byte_tokenizer(texts, ["<s>", "<pad>", "</s>", "<unk>"], "<s> $A </s>", bos_token="<s>", **names)
+    return tiny.byte_tokenizer(texts, ["<pad>", "</s>", "<unk>"], "$A </s>", **names)
 
 
 def generator_model(kind: str, vocabulary: int, likes_end: bool, settings: dict[str, Any]) -> Any:
     """Random weights; the end token is likely, so that answers end at different lengths, and padding is not."""
     if kind == "bart":
-        config = BartConfig(
-            vocab_size=vocabulary,
-            d_model=32,
-            encoder_layers=2,
-            decoder_layers=2,
-            encoder_attention_heads=4,
-            decoder_attention_heads=4,
-            encoder_ffn_dim=48,
-            decoder_ffn_dim=48,
-            max_position_embeddings=256,
-            init_std=0.3,
-            forced_eos_token_id=None,
-            **settings,
-        )
-        model = BartForConditionalGeneration(config)
-        model.final_logits_bias[0, config.pad_token_id] = -1e4
-        model.final_logits_bias[0, config.eos_token_id] = 5.0 if likes_end else -1e4
+        model = tiny_bart(vocabulary, **{"max_position_embeddings": 256, **settings})
+    else:
+        model = tiny_t5(vocabulary, **settings)
+    pad, end = model.config.pad_token_id, model.config.eos_token_id
+    if kind == "bart":
+        model.final_logits_bias[0, pad] = -1e4
+        model.final_logits_bias[0, end] = 5.0 if likes_end else -1e4
         return model
-    config = T5Config(
-        vocab_size=vocabulary,
-        d_model=32,
-        d_kv=8,
-        d_ff=48,
-        num_layers=2,
-        num_heads=4,
-        decoder_start_token_id=0,
-        initializer_factor=3.0,
-        tie_word_embeddings=False,
-        **settings,
-    )
-    model = T5ForConditionalGeneration(config)
     with torch.no_grad():
-        model.lm_head.weight[config.pad_token_id] = 0
-        model.lm_head.weight[config.eos_token_id] *= 6 if likes_end else 0
+        model.lm_head.weight[pad] = 0
+        model.lm_head.weight[end] *= 6 if likes_end else 0
     return model
 
 

@@ -169,6 +169,7 @@ def export(folder: Path, encoder: Encoder, generator: Generator, variant: str) -
         generator.config,
         variant,
         NUM_DOCS,
+        encoder.preparation.temperature,
     )
 
 
@@ -230,9 +231,11 @@ def test_models_that_the_format_cannot_hold_are_refused(rag_folder, tmp_path):
     generator, encoder = ours(rag_folder("bart")), Encoder.load(rag_folder("bart"), EncoderConfig(model="rag"))
     decoder_only = SimpleNamespace(config=SimpleNamespace(is_encoder_decoder=False, model_type="llama"))
     bert = SimpleNamespace(config=SimpleNamespace(model_type="bert"))
-    arguments = (generator.prompt.tokenizer, generator.config, "rag_token", NUM_DOCS)
+    arguments = (generator.prompt.tokenizer, generator.config, "rag_token", NUM_DOCS, 1.0)
     with pytest.raises(InputError, match="the generator is a llama model"):
         huggingface_rag.export(tmp_path, encoder.model, encoder.tokenizer, decoder_only, *arguments)
     with pytest.raises(InputError, match="the question encoder is a bert model"):
         huggingface_rag.export(tmp_path, bert, encoder.tokenizer, generator.model, *arguments)
+    with pytest.raises(InputError, match=r"the prior's temperature is 0\.5"):
+        huggingface_rag.export(tmp_path, encoder.model, encoder.tokenizer, generator.model, *arguments[:-1], 0.5)
     assert not list(tmp_path.iterdir())
