@@ -18,6 +18,7 @@ from transformers.modeling_layers import GradientCheckpointingLayer
 
 from ragray.batching import pad_rows
 from ragray.config import GeneratorConfig
+from ragray.formulas import cross_entropy
 from ragray.generators.branches import Branches, KeysValues
 from ragray.generators.prompt import Ids, PassagesBK, PromptTokenizer, Row
 from ragray.precision import release_memory
@@ -171,11 +172,21 @@ class Generator(nn.Module, ABC):
         with self._precision():
             return self._extend(branches.choose(parent_N), tokens_NT)
 
-    @abstractmethod
     def _row_logprobs(
         self, rows: Sequence[Row], targets_R: Sequence[Ids], tokens_per_batch: int, label_smoothing: float
     ) -> Tensor:
         """Log-probabilities of every row's target tokens, (R, T), 0 at padding."""
+        targets_RT, mask_RT = (x.to(self.device) for x in pad_rows(targets_R, 0))
+        if targets_RT.shape[1] == 0:
+            return torch.zeros(targets_RT.shape, device=self.device)
+        given_R = [target[:-1] for target in targets_R]  # what is read of a target: its last token is only predicted
+        logits_RTV = self._answer_logits(rows, given_R, tokens_per_batch)
+        logprobs_RT = cross_entropy.target_logprobs(logits_RTV, targets_RT, label_smoothing)
+        return torch.where(mask_RT.bool(), logprobs_RT, 0.0)
+
+    @abstractmethod
+    def _answer_logits(self, rows: Sequence[Row], given_R: Sequence[Ids], tokens_per_batch: int) -> Tensor:
+        """Logits after every row's prompt and after each token given, (R, longest given + 1, V)."""
 
     @abstractmethod
     def _read(self, rows: Sequence[Row], tokens_per_batch: int) -> Prefill: ...

@@ -8,14 +8,13 @@ attention no real token sees the padding of its own row's end.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple, cast
+from typing import cast
 
 import torch
 from torch import Tensor, nn
 from transformers.cache_utils import Cache, DynamicLayer
 
 from ragray.batching import distinct_batches, pad_rows
-from ragray.formulas import cross_entropy
 from ragray.generators.base import Generator, Prefill, only_module_list
 from ragray.generators.branches import (
     Branches,
@@ -30,14 +29,6 @@ from ragray.generators.prompt import Ids, PromptTokenizer, Row
 from ragray.records import InputError
 
 
-class _Read(NamedTuple):
-    """The key/value cache after the passage parts, its mask and lengths."""
-
-    cache: Cache
-    mask_RL: Tensor
-    length_R: Tensor
-
-
 class CausalGenerator(Generator):
     """p(y|x,z) by a causal language model."""
 
@@ -45,13 +36,7 @@ class CausalGenerator(Generator):
         super().__init__(model, prompt)
         self._check_head()
 
-    def _row_logprobs(
-        self, rows: Sequence[Row], targets_R: Sequence[Ids], tokens_per_batch: int, label_smoothing: float
-    ) -> Tensor:
-        targets_RT, mask_RT = (x.to(self.device) for x in pad_rows(targets_R, 0))
-        if targets_RT.shape[1] == 0:
-            return torch.zeros(targets_RT.shape, device=self.device)
-        given_R = [target[:-1] for target in targets_R]  # what is read of a target: its last token is only predicted
+    def _answer_logits(self, rows: Sequence[Row], given_R: Sequence[Ids], tokens_per_batch: int) -> Tensor:
         if self.model.is_activation_checkpointing:  # which knows no cache
             first_R = [len(row.passage) + len(row.question) for row in rows]
             wholes_R = [(*row.passage, *row.question, *given) for row, given in zip(rows, given_R, strict=True)]
@@ -59,25 +44,21 @@ class CausalGenerator(Generator):
             hidden_RL = self.model.base_model(input_ids=ids.to(self.device), use_cache=False).last_hidden_state
         else:
             first_R = [len(row.question) for row in rows]
-            read = self._read_passages([row.passage for row in rows], tokens_per_batch)
+            cache, passages_RL = self._read_passages([row.passage for row in rows], tokens_per_batch)
             suffixes_R = [(*row.question, *given) for row, given in zip(rows, given_R, strict=True)]
-            hidden_RL, _ = self._read_suffixes(read, suffixes_R)
+            hidden_RL, _ = self._read_suffixes(cache, passages_RL, suffixes_R)
         before_RT = torch.tensor(first_R, device=self.device).unsqueeze(1) - 1
-        before_RT = before_RT + torch.arange(targets_RT.shape[1], device=self.device)
-        before_RT = before_RT.clamp(max=hidden_RL.shape[1] - 1)  # where there is no target, any place will do
-        answer_hidden = hidden_RL.gather(1, before_RT.unsqueeze(-1).expand(-1, -1, hidden_RL.shape[-1]))
-        logprobs_RT = cross_entropy.target_logprobs(self._logits(answer_hidden), targets_RT, label_smoothing)
-        return torch.where(mask_RT.bool(), logprobs_RT, 0.0)
+        before_RT = before_RT + torch.arange(max(map(len, given_R)) + 1, device=self.device)
+        before_RT = before_RT.clamp(max=hidden_RL.shape[1] - 1)  # where nothing is given, any place will do
+        return self._logits(hidden_RL.gather(1, before_RT.unsqueeze(-1).expand(-1, -1, hidden_RL.shape[-1])))
 
     def _read(self, rows: Sequence[Row], tokens_per_batch: int) -> Prefill:
-        read = self._read_passages([row.passage for row in rows], tokens_per_batch)
-        hidden_RL, mask_RL = self._read_suffixes(read, [row.question for row in rows])
-        length_R = mask_RL.sum(1)
-        last = hidden_RL[torch.arange(len(rows), device=self.device), length_R - 1]
-        mask_RL = torch.cat([read.mask_RL, mask_RL], dim=1)
-        prompts = Prompts(held_by(read.cache), mask_RL, read.length_R + length_R)
-        root = Branches(prompts, torch.arange(len(rows), device=self.device), layers=None)
-        return Prefill(root, self._logits(last))
+        cache, passages_RL = self._read_passages([row.passage for row in rows], tokens_per_batch)
+        hidden_RL, questions_RL = self._read_suffixes(cache, passages_RL, [row.question for row in rows])
+        row_R = torch.arange(len(rows), device=self.device)
+        mask_RL = torch.cat([passages_RL, questions_RL], dim=1)
+        prompts = Prompts(held_by(cache), mask_RL, mask_RL.sum(1))
+        return Prefill(Branches(prompts, row_R, layers=None), self._logits(hidden_RL[row_R, questions_RL.sum(1) - 1]))
 
     def _extend(self, branches: Branches, tokens_NT: Tensor) -> tuple[Branches, Tensor]:
         prompts, row_N, length = branches.prompts, branches.row_N, tokens_NT.shape[1]
@@ -90,13 +71,13 @@ class CausalGenerator(Generator):
         longer = Branches(prompts, row_N, held_by(cache), branches.num_tokens + length)
         return longer, self._logits(hidden)
 
-    def _read_passages(self, passages_R: Sequence[Ids], tokens_per_batch: int) -> _Read:
-        """The state after every row's passage part; each distinct passage is read once and shared, with gradient."""
+    def _read_passages(self, passages_R: Sequence[Ids], tokens_per_batch: int) -> tuple[Cache, Tensor]:
+        """(keys and values of every row's passage part, its mask); each distinct one is read once, with gradient."""
         mask_RL = pad_rows(passages_R, self.prompt.pad_id)[1].to(self.device)
         longest = mask_RL.shape[1]
         cache = Cache(layer_class_to_replicate=DynamicLayer)
         if longest == 0:
-            return _Read(cache, mask_RL, mask_RL.sum(1))
+            return cache, mask_RL
         check_window(self._window, longest)
         batches, places_R = distinct_batches(passages_R, tokens_per_batch)
         layers: list[tuple[list[Tensor], list[Tensor]]] = []
@@ -112,17 +93,17 @@ class CausalGenerator(Generator):
         rows = torch.tensor(places_R, device=self.device)
         for number, (keys, values) in enumerate(layers):
             cache.update(torch.cat(keys)[rows], torch.cat(values)[rows], number)
-        return _Read(cache, mask_RL, mask_RL.sum(1))
+        return cache, mask_RL
 
-    def _read_suffixes(self, read: _Read, suffixes_R: Sequence[Ids]) -> tuple[Tensor, Tensor]:
+    def _read_suffixes(self, cache: Cache, passages_RL: Tensor, suffixes_R: Sequence[Ids]) -> tuple[Tensor, Tensor]:
         """(hidden states of what follows the passages, its mask); the suffixes are added to the cache."""
         ids, mask = (x.to(self.device) for x in pad_rows(suffixes_R, self.prompt.pad_id))
-        check_window(self._window, read.mask_RL.shape[1] + ids.shape[1])
+        check_window(self._window, passages_RL.shape[1] + ids.shape[1])
         output = self.model.base_model(
             input_ids=ids,
-            attention_mask=torch.cat([read.mask_RL, mask], dim=1),
-            position_ids=_positions(read.length_R, ids.shape[1]),
-            cache=read.cache,
+            attention_mask=torch.cat([passages_RL, mask], dim=1),
+            position_ids=_positions(passages_RL.sum(1), ids.shape[1]),
+            cache=cache,
             use_cache=True,
         )
         return cast(Tensor, output.last_hidden_state), mask

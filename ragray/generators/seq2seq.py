@@ -11,7 +11,6 @@ from transformers.cache_utils import DynamicCache, EncoderDecoderCache
 from transformers.modeling_outputs import BaseModelOutput
 
 from ragray.batching import distinct_batches, pad_rows
-from ragray.formulas import cross_entropy
 from ragray.generators.base import Generator, Prefill, only_module_list
 from ragray.generators.branches import Branches, Folding, Prompts, branch_attention, held_by, own_cache, prompt_cache
 from ragray.generators.prompt import Ids, Row
@@ -29,22 +28,16 @@ class Seq2SeqGenerator(Generator):
                 return int(value)
         raise InputError(f"{self.config.model} names no decoder_start_token_id: set generator.decoder_start")
 
-    def _row_logprobs(
-        self, rows: Sequence[Row], targets_R: Sequence[Ids], tokens_per_batch: int, label_smoothing: float
-    ) -> Tensor:
-        targets_RT, mask_RT = (x.to(self.device) for x in pad_rows(targets_R, 0))
-        if targets_RT.shape[1] == 0:
-            return torch.zeros(targets_RT.shape, device=self.device)
+    def _answer_logits(self, rows: Sequence[Row], given_R: Sequence[Ids], tokens_per_batch: int) -> Tensor:
         hidden_RLD, mask_RL = self._encode(rows, tokens_per_batch)
-        given, _ = pad_rows([(self.decoder_start, *target[:-1]) for target in targets_R], self.prompt.pad_id)
-        logits_RTV = self.model(
+        read, _ = pad_rows([(self.decoder_start, *given) for given in given_R], self.prompt.pad_id)
+        output = self.model(
             encoder_outputs=BaseModelOutput(last_hidden_state=hidden_RLD),
             attention_mask=mask_RL,
-            decoder_input_ids=given.to(self.device),
+            decoder_input_ids=read.to(self.device),
             use_cache=False,
-        ).logits
-        logprobs_RT = cross_entropy.target_logprobs(logits_RTV, targets_RT, label_smoothing)
-        return torch.where(mask_RT.bool(), logprobs_RT, 0.0)
+        )
+        return cast(Tensor, output.logits)
 
     def _read(self, rows: Sequence[Row], tokens_per_batch: int) -> Prefill:
         hidden_RLD, mask_RL = self._encode(rows, tokens_per_batch)
