@@ -52,18 +52,10 @@ def _check_questions(run: Run) -> None:
 
 def _show_results(run: Run, report: Artifact, seconds: float) -> None:
     metrics = json.loads((report.folder / "metrics.json").read_text(encoding="utf-8"))
-    main_set = next(iter(run.config.dev_questions))
     say = run.console.line
     say()
-    say(f"{main_set}: {metrics['questions'][main_set]} questions, {metrics['answered'][main_set]} of them answered")
-    columns = [name for name in ("closed_book", "before", "frozen", "after") if metrics.get(name)]
-    say("".join([f"{'':<16}", *(f"{name:>13}" for name in columns), "   after - before [95%]"]))
-    differences = metrics["comparisons"][main_set]["after - before"]
-    for metric in metrics["after"]:
-        cells = [_cell(metrics[name][metric]) for name in columns]
-        change = differences[metric]
-        interval = f"   {change['difference']:+.3f} [{change['low']:+.3f}, {change['high']:+.3f}]"
-        say("".join([f"{metric:<16}", *(f"{cell:>13}" for cell in cells), interval]))
+    for line in results_table(metrics, next(iter(run.config.dev_questions))):
+        say(line)
     say()
     say(f"Took {seconds / 60:.1f} minutes. Report: {report.folder / 'report.html'}")
     say("Next:")
@@ -72,9 +64,25 @@ def _show_results(run: Run, report: Artifact, seconds: float) -> None:
     say("      one answer at the prompt")
     say(f"  ragray serve {where}")
     say("      the page and the HTTP API")
-    if "frozen" not in columns:
+    if not metrics.get("frozen"):
         say(f"  ragray quickstart {where} --ablation")
         say("      also train with a frozen question encoder, to compare")
+
+
+def results_table(metrics: dict[str, Any], dev_set: str) -> list[str]:
+    """The lines that a run ends with: a dev set's scores by system, and what training changed."""
+    columns = [name for name in ("closed_book", "before", "frozen", "after") if metrics.get(name)]
+    lines = [
+        f"{dev_set}: {metrics['questions'][dev_set]} questions, {metrics['answered'][dev_set]} of them answered",
+        "".join([f"{'':<16}", *(f"{name:>13}" for name in columns), "   after - before [95%]"]),
+    ]
+    for metric in metrics["after"]:
+        line = f"{metric:<16}" + "".join(f"{_cell(metrics[name][metric]):>13}" for name in columns)
+        change = metrics["comparisons"][dev_set]["after - before"].get(metric)
+        if change:  # without retrieval there is no recall to compare
+            line += f"   {change['difference']:+.3f} [{change['low']:+.3f}, {change['high']:+.3f}]"
+        lines.append(line)
+    return lines
 
 
 def _cell(value: Any) -> str:
