@@ -26,13 +26,14 @@ from pipelines.job import (
 )
 from pipelines.report_content import report_content
 from ragray import artifacts
-from ragray.artifacts import Artifact, ArtifactError, InputRef, Plan, write_whole
+from ragray.artifacts import Artifact, ArtifactError, InputRef, Plan
 from ragray.console import Progress
 from ragray.distributed.session import ray_session
 from ragray.questions import read_questions
 from ragray.records import Question
 from ragray.report import write_report
 from ragray.scoring import metrics_of
+from ragray.storage import local_copy, write_whole
 
 
 def evaluate_rag(run: Run) -> Artifact:
@@ -69,7 +70,7 @@ def _report(run: Run, target: Path, models: Mapping[str, Artifact]) -> Artifact:
     with (
         run.console.stage(name) as stage,
         ray_session(run.verbose),
-        artifacts.create(target, plan) as workspace,
+        artifacts.create(target, plan, staged=True) as workspace,
     ):
         _reuse_answers(run, plan, workspace.folder)
         questions = [question for rows in sets.values() for question in rows]
@@ -119,7 +120,7 @@ def _reuse_answers(run: Run, plan: Plan, folder: Path) -> None:
     inputs = [ref for ref in plan.inputs if ref.kind != "frozen model"]
     if artifacts.open_artifact(plain, "report").fingerprint == Plan(plan.kind, plan.config, inputs).fingerprint:
         with write_whole(folder / "answers") as temporary:
-            shutil.copytree(plain / "answers", temporary)
+            shutil.copytree(local_copy(plain / "answers"), temporary)
 
 
 def _dev_questions(run: Run, name: str) -> list[Question]:

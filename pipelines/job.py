@@ -17,6 +17,7 @@ from ragray.config import EncoderConfig, GeneratorConfig, RunConfig, load_recipe
 from ragray.console import Console
 from ragray.demo import packages, tiny
 from ragray.records import InputError, RagrayError
+from ragray.storage import cache_folder, is_local, local_copy, location
 
 RECIPES = Path(__file__).parent / "recipes"
 FOLDERS = {
@@ -57,10 +58,12 @@ class Run:
     def file(self, name: str) -> Path:
         """A corpus or questions file: a path, or ``demo:NAME`` for one that get_demo left in this run."""
         if not name.startswith("demo:"):
-            return Path(name)
+            return location(name)
         part = name.removeprefix("demo:")
         demo = self.open("demo").folder
-        return demo / "documents.jsonl" if part == "documents" else demo / "questions" / f"{part}.jsonl"
+        if part == "documents":
+            return next(file for file in demo.iterdir() if file.name.startswith("documents."))
+        return demo / "questions" / f"{part}.jsonl"
 
     def towers(self) -> tuple[str, str]:
         """Folders of the models of questions and of passages: the same one, unless ``encoder.passage_model`` is set.
@@ -83,6 +86,8 @@ class Run:
             InputError: if there is no such model, or it can't be fetched.
         """
         if not name.startswith("demo:"):
+            if not is_local(location(name)):
+                return str(local_copy(name))
             return name if Path(name).exists() else _from_hub(name)
         makers: dict[str, Callable[[Path], Path]] = {
             "demo:minilm": packages.minilm,
@@ -92,7 +97,7 @@ class Run:
         }
         if name not in makers:
             raise InputError(f"no demo model {name!r}; there are {', '.join(makers)}")
-        return str(makers[name](packages.cache_folder()))
+        return str(makers[name](cache_folder()))
 
 
 def _from_hub(name: str) -> str:
@@ -173,14 +178,14 @@ def run_job(description: str, job: Callable[[Run], object], argv: list[str] | No
     """The command line of a job: ``--recipe``, ``--run``, ``--set``; a user's error ends in one line and exit 1."""
     parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--recipe", default="quickstart", help="name of a recipe, or path of a YAML file")
-    parser.add_argument("--run", type=Path, help="the run folder (default: runs/RECIPE)")
+    parser.add_argument("--run", help="the run folder, a path or a URI (default: runs/RECIPE)")
     parser.add_argument("--set", action="append", default=[], metavar="SECTION.KEY=VALUE", help="change one setting")
     parser.add_argument("--verbose", action="store_true", help="let Ray talk")
     options = parser.parse_args(argv)
     return guarded(lambda: job(open_run(options.recipe, options.run, options.set, options.verbose)), options.verbose)
 
 
-def open_run(recipe: str, folder: Path | None, overrides: list[str], verbose: bool = False) -> Run:
+def open_run(recipe: str, folder: str | None, overrides: list[str], verbose: bool = False) -> Run:
     """The run of a recipe, given by name or as a YAML file.
 
     Raises:
@@ -188,7 +193,7 @@ def open_run(recipe: str, folder: Path | None, overrides: list[str], verbose: bo
     """
     path = Path(recipe) if recipe.endswith((".yaml", ".yml")) else RECIPES / f"{recipe}.yaml"
     config = load_recipe(path, overrides)
-    return Run(folder or Path("runs") / path.stem, config, verbose=verbose, recipe=recipe)
+    return Run(location(folder or Path("runs") / path.stem), config, verbose=verbose, recipe=recipe)
 
 
 def guarded(action: Callable[[], object], verbose: bool = False) -> int:

@@ -24,6 +24,7 @@ from ragray.artifacts import Artifact, Plan
 from ragray.config import TrainConfig
 from ragray.distributed.session import ray_session
 from ragray.questions import read_questions
+from ragray.storage import cache_folder, is_local
 
 
 def train_rag(run: Run) -> Artifact:
@@ -59,11 +60,12 @@ def _train(run: Run, target: Path, train: TrainConfig, name: str) -> Artifact:
     if finished := artifacts.find_finished(target, plan):
         run.console.skipped(name, f"{finished.folder} is there")
         return finished
-    checkpoints = target.parent / f".{target.name}.{plan.fingerprint}.checkpoints"
+    place = target.parent if is_local(target) else cache_folder() / "staged"
+    checkpoints = place / f".{target.name}.{plan.fingerprint}.checkpoints"
     with (
         run.console.stage(name) as stage,
         ray_session(run.verbose),
-        artifacts.create(target, plan) as workspace,
+        artifacts.create(target, plan, staged=True) as workspace,
     ):
         from ragray.distributed import session
         from ragray.distributed.retrieval import ClusterRetriever
@@ -90,7 +92,7 @@ def _train(run: Run, target: Path, train: TrainConfig, name: str) -> Artifact:
         retriever.stop()
         workspace.summary.update(summary)
         stage.outcome = f"{summary['steps']} steps, loss {summary['last_loss']:.2f}"
-    for outdated in target.parent.glob(f".{target.name}.*.checkpoints"):
+    for outdated in place.glob(f".{target.name}.*.checkpoints"):
         shutil.rmtree(outdated, ignore_errors=True)
     return artifacts.open_artifact(target, "model")
 

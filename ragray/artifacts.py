@@ -17,7 +17,9 @@ import json
 import os
 import shutil
 import subprocess
+import tempfile
 from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cache
@@ -28,12 +30,14 @@ import pydantic
 from pydantic import BaseModel, ConfigDict
 
 import ragray
+from ragray import storage
 from ragray.records import InputError, RagrayError
 
 MANIFEST = "manifest.json"
+_CHECKSUM_THREADS = 8
 _PLAN = "plan.json"  # the fingerprint that a partial folder works towards
 
-FORMAT_VERSIONS = {"demo": 1, "passages": 1, "embeddings": 1, "index": 1, "model": 2, "report": 1}
+FORMAT_VERSIONS = {"demo": 1, "passages": 2, "embeddings": 2, "index": 2, "model": 2, "report": 1}
 
 
 class ArtifactError(RagrayError):
@@ -140,13 +144,14 @@ def open_artifact(path: Path, kind: str) -> Artifact:
             f"{path} has {kind} format {manifest.format_version}; this ragray {ragray.__version__} reads format "
             f"{FORMAT_VERSIONS[kind]}; make it again or install ragray {manifest.ragray_version}"
         )
+    sizes = storage.file_sizes(path)
     for entry in manifest.files:
-        file = path / entry.name
-        found = file.stat().st_size if file.exists() else None
+        found = sizes.get(entry.name)
         if found != entry.size_bytes:
             state = "is missing" if found is None else f"has {found} bytes"
             raise ArtifactError(
-                f"{file} {state}, its manifest says {entry.size_bytes} bytes: delete {path} and make it again"
+                f"{path / entry.name} {state}, its manifest says {entry.size_bytes} bytes: delete {path} and make it "
+                "again"
             )
     return Artifact(path, manifest)
 
@@ -171,7 +176,7 @@ def find_finished(path: Path, plan: Plan) -> Artifact | None:
     Raises:
         ArtifactError: if something else stands there; the message names the settings or inputs that differ.
     """
-    if not path.exists():
+    if not _is_taken(path):
         return None
     artifact = open_artifact(path, plan.kind)
     if artifact.fingerprint == plan.fingerprint:
@@ -183,8 +188,11 @@ def find_finished(path: Path, plan: Plan) -> Artifact | None:
 
 
 @contextmanager
-def create(path: Path, plan: Plan) -> Iterator[Workspace]:
+def create(path: Path, plan: Plan, staged: bool = False) -> Iterator[Workspace]:
     """Work towards the artifact at ``path``; on leaving the block without an error, commit it.
+
+    In an object store the work goes on at ``path`` itself, which is complete once its manifest is there; ``staged``
+    for work that needs a local folder: it is done in the cache and uploaded at the end.
 
     A partial folder of the same fingerprint is continued.  After an ``InputError`` the partial folder is removed: what
     it holds is of no use until the input is mended.  After anything else, a kill included, it stays for the next run.
@@ -193,19 +201,19 @@ def create(path: Path, plan: Plan) -> Iterator[Workspace]:
         ArtifactError: if ``path`` exists.
         DiskFullError: if no space is left, whatever the error of the writer that noticed.
     """
-    if path.exists():
+    if _is_taken(path):
         raise ArtifactError(f"{path} exists, and artifacts are never overwritten: choose another folder or delete it")
-    folder = path.parent / f".{path.name}.partial"
+    folder = _working_folder(path, plan, staged)
     try:
         _prepare(folder, plan)
         workspace = Workspace(folder, path, plan)
         yield workspace
         _commit(workspace)
     except InputError:
-        shutil.rmtree(folder, ignore_errors=True)
+        storage.delete(folder)
         raise
     except Exception as error:
-        free_bytes = _free_bytes(path)
+        free_bytes = _free_bytes(folder)
         if isinstance(error, RagrayError) or not _says_disk_full(error, free_bytes):
             raise
         raise DiskFullError(
@@ -214,16 +222,11 @@ def create(path: Path, plan: Plan) -> Iterator[Workspace]:
         ) from error
 
 
-@contextmanager
-def write_whole(output: Path) -> Iterator[Path]:
-    """A temporary name to write to (file or folder), renamed to ``output`` when the block ends without an error."""
-    temporary = output.with_name(f".{output.name}.{os.getpid()}.tmp")
-    yield temporary
-    temporary.replace(output)
-
-
 def write_atomically(path: Path, text: str) -> None:
     """Write a small text file under a temporary name, flush it to disk, then rename it."""
+    if not storage.is_local(path):
+        path.write_text(text, encoding="utf-8")  # one request
+        return
     temporary = path.with_name(f".{path.name}.tmp")
     with temporary.open("w", encoding="utf-8") as file:
         file.write(text)
@@ -239,24 +242,32 @@ def _says_disk_full(error: Exception, free_bytes: int) -> bool:
     return free_bytes < 2**20 or os.strerror(errno.ENOSPC) in str(error)
 
 
-def _free_bytes(path: Path) -> int:
-    existing = next(parent for parent in path.absolute().parents if parent.exists())
+def _free_bytes(folder: Path) -> int:
+    local = folder if storage.is_local(folder) else Path(tempfile.gettempdir())
+    existing = next(parent for parent in (local / "file").absolute().parents if parent.exists())
     return shutil.disk_usage(existing).free
 
 
 def file_sha256(path: Path) -> str:
+    digest = hashlib.sha256()
     with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
+        while block := file.read(1 << 20):
+            digest.update(block)
+    return digest.hexdigest()
 
 
 def content_fingerprint(path: Path) -> str:
     """Hash of a file, or of all files of a folder with their relative names: the identity of outside input.
+
+    What lies in an object store isn't read: its identity is what the store says of its files.
 
     Raises:
         InputError: if there is nothing at ``path``.
     """
     if not path.exists():
         raise InputError(f"no file or folder {path}")
+    if not storage.is_local(path):
+        return storage.remote_version(path)
     if path.is_file():
         return file_sha256(path)[:16]
     files = sorted(file for file in path.rglob("*") if file.is_file() and not _is_hidden(file.relative_to(path)))
@@ -268,7 +279,23 @@ def _is_hidden(relative: Path) -> bool:
     return any(part.startswith(".") for part in relative.parts)
 
 
+def _is_taken(path: Path) -> bool:
+    """Whether something stands at ``path``; in an object store, something complete."""
+    return path.exists() if storage.is_local(path) else (path / MANIFEST).exists()
+
+
+def _working_folder(path: Path, plan: Plan, staged: bool) -> Path:
+    if storage.is_local(path):
+        return path.parent / f".{path.name}.partial"
+    return storage.cache_folder() / "staged" / plan.fingerprint if staged else path
+
+
 def _prepare(folder: Path, plan: Plan) -> None:
+    if not storage.is_local(folder):
+        if not _works_towards(folder / _PLAN, plan):
+            storage.delete(folder)
+            write_atomically(folder / _PLAN, json.dumps({"fingerprint": plan.fingerprint}))
+        return
     if any(_works_towards(folder / name, plan) for name in (_PLAN, MANIFEST)):
         for half_written in folder.rglob(".*.tmp"):  # left by a kill inside write_atomically
             half_written.unlink()
@@ -285,11 +312,13 @@ def _works_towards(marker: Path, plan: Plan) -> bool:
 
 def _commit(workspace: Workspace) -> None:
     folder, plan = workspace.folder, workspace.plan
-    files = tuple(
-        FileEntry(name=file.relative_to(folder).as_posix(), size_bytes=file.stat().st_size, sha256=file_sha256(file))
-        for file in sorted(folder.rglob("*"))
-        if file.is_file() and file.relative_to(folder).as_posix() not in (_PLAN, MANIFEST)
-    )
+    sizes = {name: size for name, size in sorted(storage.file_sizes(folder).items()) if name not in (_PLAN, MANIFEST)}
+    with ThreadPoolExecutor(_CHECKSUM_THREADS) as pool:
+        checksums = pool.map(file_sha256, [folder / name for name in sizes])
+        files = tuple(
+            FileEntry(name=name, size_bytes=size, sha256=checksum)
+            for (name, size), checksum in zip(sizes.items(), checksums, strict=True)
+        )
     manifest = Manifest(
         kind=plan.kind,
         format_version=FORMAT_VERSIONS[plan.kind],
@@ -301,15 +330,20 @@ def _commit(workspace: Workspace) -> None:
         ragray_version=ragray.__version__,
         git_commit=_git_commit(),
     )
+    if not storage.is_local(workspace.target) and folder != workspace.target:  # staged
+        storage.upload(folder, workspace.target)
+        shutil.rmtree(folder)
+        folder = workspace.target
     write_atomically(folder / MANIFEST, manifest.model_dump_json(indent=1) + "\n")
     (folder / _PLAN).unlink(missing_ok=True)
-    folder.rename(workspace.target)
+    if folder != workspace.target:
+        folder.rename(workspace.target)
 
 
 def _read_manifest(path: Path) -> Manifest:
-    if not path.is_dir():
-        raise ArtifactError(f"{path} doesn't exist; run the stage that makes it first")
     file = path / MANIFEST
+    if not file.exists() and not path.is_dir():
+        raise ArtifactError(f"{path} doesn't exist; run the stage that makes it first")
     if not file.exists():
         raise ArtifactError(f"{path} has no {MANIFEST}: it isn't a finished artifact of ragray")
     try:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -13,7 +12,7 @@ app = typer.Typer(
 )
 
 RecipeOption = Annotated[str, typer.Option(help="name of a recipe, or path of a YAML file")]
-RunOption = Annotated[Path | None, typer.Option(help="the run folder (default: runs/RECIPE)")]
+RunOption = Annotated[str | None, typer.Option(help="the run folder, a path or a URI (default: runs/RECIPE)")]
 SetOption = Annotated[list[str] | None, typer.Option("--set", metavar="SECTION.KEY=VALUE", help="change one setting")]
 VerboseOption = Annotated[bool, typer.Option(help="let Ray talk; errors with their traceback")]
 
@@ -74,8 +73,16 @@ def ask(
     _run(lambda r: answer_question(r, question, address), recipe, run, set_, verbose)
 
 
+@app.command(context_settings={"allow_extra_args": True, "ignore_unknown_options": True, "help_option_names": []})
+def plan(context: typer.Context) -> None:
+    """Hours, bytes, memory and shards of a corpus, before anything is run."""
+    from pipelines.plan_run import main as plan_main
+
+    raise typer.Exit(plan_main(context.args, prog="ragray plan"))
+
+
 def _run(
-    job: Callable[..., object], recipe: str, folder: Path | None, overrides: list[str] | None, verbose: bool
+    job: Callable[..., object], recipe: str, folder: str | None, overrides: list[str] | None, verbose: bool
 ) -> None:
     from pipelines.job import guarded, open_run
 

@@ -27,14 +27,34 @@ PriorKind = Literal["dense", "bm25", "gold", "closed_book"]
 class DemoConfig(Settings):
     """A demo corpus with questions (``pipelines/get_demo.py``)."""
 
-    material: Literal["factbook", "tiny"] = Field("factbook", description="The World Factbook, or a few invented lines")
+    material: Literal["factbook", "wikipedia", "tiny"] = Field(
+        "factbook", description="The World Factbook, an excerpt of English Wikipedia, or a few invented lines"
+    )
     sections: tuple[str, ...] | None = Field(None, description="sections of the factbook; null: the default choice")
 
 
 class ChunkConfig(Settings):
-    """documents -> passages: disjoint pieces of ``words`` whitespace-separated words (Lewis et al. 2020, section 3)."""
+    """documents -> passages: by default disjoint pieces of 100 words, as in the paper (Lewis et al. 2020, sec. 3)."""
 
-    words: int = Field(100, ge=1)
+    unit: Literal["words", "tokens", "sentences", "document"] = Field(
+        "words", description="what passages are cut between; document: the documents are passages already"
+    )
+    size: int = Field(100, ge=1, description="of a passage at most: words, or tokens for that unit")
+    overlap: int = Field(0, ge=0, description="what a passage repeats of the one before, in the same measure")
+    tokenizer: str | None = Field(None, description="of the unit tokens, a folder or hub name; null: the encoder's")
+    language: str = Field("en", description="of the unit sentences: ISO 639 code")
+    reader: Literal["jsonl", "dpr_tsv", "parquet", "arrow", "mediawiki", "text"] | None = Field(
+        None, description="format of the corpus files; null: by their names"
+    )
+    on_bad_input: Literal["fail", "skip"] = Field(
+        "fail", description="a record that can't be used: stop, or leave it out and list it with its place"
+    )
+
+    @pydantic.model_validator(mode="after")
+    def _moves_on(self) -> ChunkConfig:
+        if self.overlap >= self.size:
+            raise ValueError(f"overlap={self.overlap} must be less than size={self.size}")
+        return self
 
 
 class EncoderConfig(Settings):
@@ -46,15 +66,27 @@ class EncoderConfig(Settings):
         description="the passage encoder where it isn't the same model: a folder or hub name, e.g. "
         "facebook/dpr-ctx_encoder-multiset-base",
     )
-    max_question_tokens: int = Field(64, ge=4)
-    max_passage_tokens: int = Field(256, ge=8)
-    passage_template: str = Field("{title}. {text}", description="of no effect where title_as_pair holds")
-    question_template: str = "{question}"
+    max_question_tokens: int | None = Field(
+        None, ge=4, description="longer ones are cut; null: what the model was made for; DPR: 256, as it was trained"
+    )
+    max_passage_tokens: int | None = Field(None, ge=8, description="longer ones are cut; null: as for questions")
+    passage_template: str | None = Field(
+        None,
+        description='null: the prompt that the model\'s own folder has for passages, if any, then "{title}. {text}"; '
+        'E5: "passage: {title} {text}"; of no effect where title_as_pair holds',
+    )
+    question_template: str | None = Field(
+        None,
+        description='null: the prompt that the model\'s own folder has for questions, if any, then "{question}"; '
+        'E5: "query: {question}"',
+    )
     title_as_pair: bool | None = Field(
         None, description="a passage is a pair, title and text; null: what the model's own folder says (DPR: yes)"
     )
-    pooling: Literal["mean", "cls", "pooler"] | None = Field(
-        None, description="null: what the model's own folder says, else mean; pooler: DPR models, and only they"
+    pooling: Literal["mean", "cls", "last", "pooler"] | None = Field(
+        None,
+        description="null: what the model's own folder says, else mean; cls: the first token; last: the last one that "
+        "the tokenizer gives, for decoder-only models; pooler: DPR models, and only they",
     )
     normalize: bool | None = Field(None, description="null: what the model's own folder says, else no")
     temperature: float = Field(1.0, gt=0, description="of the prior p(z|x) = softmax(q·d / temperature)")
@@ -68,9 +100,10 @@ class EncoderConfig(Settings):
 class EmbedConfig(Settings):
     """passages -> embeddings."""
 
-    dtype: Literal["auto", "float32", "bfloat16"] = Field(
-        "auto", description="auto: bfloat16 where the processor has it"
+    dtype: Literal["auto", "float32", "bfloat16", "float16"] = Field(
+        "auto", description="of the computation; auto: bfloat16 where the processor has it"
     )
+    vectors: Literal["float32", "float16"] = Field("float32", description="how they are stored")
     passages_per_file: int = Field(1024, ge=1, description="an output file is the unit of resuming")
 
 
@@ -198,6 +231,9 @@ class Resources(Settings):
     """What changes the speed and not the result, rounding apart; null: so that all CPUs or GPUs are used."""
 
     embed_actors: int | None = Field(None, ge=1)
+    earlier_embeddings: str | None = Field(
+        None, description="an embeddings folder of the same encoder: passages that it holds aren't embedded again"
+    )
     train_workers: int | None = Field(None, ge=1)
     threads_per_worker: int | None = Field(None, ge=1)
     evaluate_actors: int | None = Field(None, ge=1)

@@ -21,7 +21,7 @@ class StageView:
 
     def __init__(self, console: RichConsole, name: str, bar: ProgressBar | None) -> None:
         self._console, self._name, self._bar = console, name, bar
-        self._task = bar.add_task(name, total=None) if bar else None
+        self._task = bar.add_task(name, total=None, rate="") if bar else None
         self._started = self._last_line = time.monotonic()
         self._first_done: int | None = None
         self._done = 0
@@ -31,13 +31,15 @@ class StageView:
         """``done`` of ``total`` units; a log gets a line with the remaining time now and then."""
         self._first_done = done if self._first_done is None else self._first_done
         self._done = done
-        if self._bar is not None and self._task is not None:
-            self._bar.update(self._task, completed=done, total=total)
-            return
         now = time.monotonic()
+        rate = (done - self._first_done) / max(now - self._started, 1e-9)
+        if self._bar is not None and self._task is not None:
+            self._bar.update(self._task, completed=done, total=total, rate=f"{rate:.0f}/s" if rate >= 2 else "")
+            return
         if now - self._last_line >= _LOG_EVERY_S and self._first_done < done < total:
-            remaining_s = (now - self._started) / (done - self._first_done) * (total - done)
-            self._console.print(f"  {self._name}: {done:,} of {total:,}, about {remaining_s:.0f} s left")
+            speed = f"{rate:.0f} a second, " if rate >= 2 else ""
+            left_s = (total - done) / rate
+            self._console.print(f"  {self._name}: {done:,} of {total:,}, {speed}about {left_s:.0f} s left")
             self._last_line = now
 
     def note(self, line: str) -> None:
@@ -88,5 +90,6 @@ class Console:
             MofNCompleteColumn(),
             TimeElapsedColumn(),
             TimeRemainingColumn(),
+            TextColumn("{task.fields[rate]}"),
         )
         return ProgressBar(*columns, console=self._rich, transient=True)

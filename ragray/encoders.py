@@ -3,30 +3,40 @@
 Text preparation (templates, limits, pooling, normalisation, temperature) belongs to the encoder and is saved in its
 folder as ``ragray_encoder.json``, so that embedding, training and serving can't differ in it.
 
-A DPR model (Karpukhin et al. 2020) is one of a pair: its vector is its pooler's output, and a passage goes into it as a
-pair of title and text.
+What the settings leave open is as the model's author has it: see ``sentence_transformers_folder``.  A DPR model
+(Karpukhin et al. 2020) is one of a pair: its vector is its pooler's output, and a passage goes into it as a pair of
+title and text.
 """
 
 from __future__ import annotations
 
 import json
 import math
+from collections import Counter
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, cast
 
 import torch
+from tokenizers import normalizers
 from torch import Tensor, nn
 from transformers import AutoConfig, AutoModel, AutoTokenizer, DPRContextEncoder, DPRQuestionEncoder
+from transformers.tokenization_utils_base import VERY_LARGE_INTEGER
 
-from ragray import huggingface_rag
+from ragray import huggingface_rag, sentence_transformers_folder
 from ragray.batching import pad_rows, token_budget_batches
 from ragray.config import EncoderConfig
 from ragray.records import FloatArray, InputError, Passage
+from ragray.sentence_transformers_folder import ModelCard
+from ragray.storage import local_copy
 
 PREPARATION_FILE = "ragray_encoder.json"
 _DPR = "dpr"  # model_type in config.json
+_DPR_TOKENS = 256  # as its authors trained it; its tokenizer says 512
+_WINDOW = 1024  # passages sorted by length together
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,9 +85,10 @@ class Encoder(nn.Module):
         Raises:
             InputError: if there is no model at ``folder``, weights of it are missing, or it can't be pooled as asked.
         """
+        folder = local_copy(folder)
         if huggingface_rag.is_rag_folder(folder):
             rag, tokenizer = huggingface_rag.load_question_encoder(folder, dtype)
-            return cls(rag, tokenizer, text_preparation(Path(folder), config, rag.config.model_type)).eval()
+            return cls(rag, tokenizer, text_preparation(_local(folder), config, rag, tokenizer)).eval()
         try:
             tokenizer = AutoTokenizer.from_pretrained(folder)
             settings = AutoConfig.from_pretrained(folder)
@@ -90,7 +101,9 @@ class Encoder(nn.Module):
                 f"{folder} lacks {len(missing)} weights of a {type(model).__name__}, such as {missing[0]}: its "
                 f"config.json says {settings.architectures}; name the folder of an encoder"
             )
-        return cls(model, tokenizer, text_preparation(Path(folder), config, settings.model_type)).eval()
+        if getattr(model.config, "use_cache", False):
+            model.config.use_cache = False  # keys and values are for generating
+        return cls(model, tokenizer, text_preparation(_local(folder), config, model, tokenizer)).eval()
 
     @property
     def dimension(self) -> int:
@@ -111,9 +124,17 @@ class Encoder(nn.Module):
             raise InputError("a DPRContextEncoder can't embed questions: set encoder.model to a DPRQuestionEncoder")
         return self._embed(self.tokenize_questions(questions))
 
-    @torch.inference_mode()
     def embed_passages(self, passages: Sequence[Passage], tokens_per_batch: int = 4096) -> FloatArray:
-        """d(z), float32 of shape (N, D): batches of similar length under a budget of padded tokens.
+        """d(z), float32 of shape (N, D); see ``embed_counted``."""
+        return self.embed_counted(passages, tokens_per_batch)[0]
+
+    @torch.inference_mode()
+    def embed_counted(self, passages: Sequence[Passage], tokens_per_batch: int) -> tuple[FloatArray, Counter[str]]:
+        """d(z), float32 of shape (N, D), and what it took: ``batches``, ``tokens``, ``padded_tokens``, and
+        ``squared_tokens``, the sum of the squares of the lengths.
+
+        Window by window: a thread tokenizes the next one while the model reads this one in batches of similar length
+        under a budget of padded tokens.
 
         Raises:
             InputError: if this is a DPR encoder of questions.
@@ -122,11 +143,23 @@ class Encoder(nn.Module):
             raise InputError(
                 "a DPRQuestionEncoder can't embed passages: set encoder.passage_model to its DPRContextEncoder"
             )
-        rows = self.tokenize_passages(passages)
-        vectors_ND = torch.empty(len(rows), self.dimension)
-        for positions in token_budget_batches([len(row) for row in rows], tokens_per_batch):
-            vectors_ND[positions] = self._embed([rows[position] for position in positions])
-        return cast(FloatArray, vectors_ND.numpy())
+        counts: Counter[str] = Counter()
+        vectors_ND = torch.empty(len(passages), self.dimension)
+        windows = [passages[start : start + _WINDOW] for start in range(0, len(passages), _WINDOW)]
+        with ThreadPoolExecutor(1) as thread:
+            ahead = thread.submit(self.tokenize_passages, windows[0] if windows else [])
+            for number in range(len(windows)):
+                rows = ahead.result()
+                ahead = thread.submit(self.tokenize_passages, windows[number + 1] if number + 1 < len(windows) else [])
+                lengths = [len(row) for row in rows]
+                for batch in token_budget_batches(lengths, tokens_per_batch):
+                    vectors_BD = self._embed([rows[place] for place in batch])
+                    vectors_ND[[number * _WINDOW + place for place in batch]] = vectors_BD.cpu()
+                    counts["batches"] += 1
+                    counts["padded_tokens"] += lengths[batch[0]] * len(batch)
+                counts["tokens"] += sum(lengths)
+                counts["squared_tokens"] += sum(length * length for length in lengths)
+        return cast(FloatArray, vectors_ND.numpy()), counts
 
     def trainable(self, rate: float) -> list[nn.Parameter]:
         """Choose what is trained: everything that the vectors depend on, or nothing (rate 0).  Returns the weights."""
@@ -198,6 +231,9 @@ class Encoder(nn.Module):
             vectors_BD = output.pooler_output.float()
         elif self.preparation.pooling == "cls":
             vectors_BD = output.last_hidden_state[:, 0].float()
+        elif self.preparation.pooling == "last":
+            last_B = mask_BL.sum(1) - 1
+            vectors_BD = output.last_hidden_state[torch.arange(len(rows), device=device), last_B].float()
         else:
             weight_BL1 = mask_BL.unsqueeze(-1).float()
             vectors_BD = (output.last_hidden_state.float() * weight_BL1).sum(1) / weight_BL1.sum(1)
@@ -227,32 +263,60 @@ def check_towers(question_folder: str, passage_folder: str) -> None:
         raise InputError(f"both towers need vectors of one dimension, but {found}: use two models trained as a pair")
 
 
-def text_preparation(folder: Path, config: EncoderConfig, model_type: str) -> TextPreparation:
+def text_preparation(folder: Path, config: EncoderConfig, model: Any, tokenizer: Any) -> TextPreparation:
     """The preparation saved with the model by ragray; else the settings, filled from what the model's folder says.
 
+    The tokenizer is made to read lower case, if the folder says so.
+
     Raises:
-        InputError: for ``pooler`` without a DPR model, and a DPR model with anything else.
+        InputError: for ``pooler`` without a DPR model, a DPR model with anything else, limits that the model hasn't the
+            positions for, and what ``sentence_transformers_folder.read`` refuses.
     """
     saved = folder / PREPARATION_FILE
     if saved.exists():
         return TextPreparation(**json.loads(saved.read_text(encoding="utf-8")))
-    dpr = model_type == _DPR
-    pooling, normalize = ("pooler", False) if dpr else _sentence_transformers_modules(folder)
+    dpr = model.config.model_type == _DPR
     if config.pooling and dpr != (config.pooling == "pooler"):
         raise InputError(
-            f"encoder.pooling={config.pooling} doesn't suit {folder}, a {model_type} model: DPR models give their "
-            "pooler's output and nothing else, others give mean or cls; null chooses what fits"
+            f"encoder.pooling={config.pooling} doesn't suit {folder}, a {model.config.model_type} model: DPR models "
+            "give their pooler's output and nothing else, others give mean, cls or last; null chooses what fits"
         )
+    card = (
+        ModelCard("pooler", max_question_tokens=_DPR_TOKENS, max_passage_tokens=_DPR_TOKENS)
+        if dpr
+        else sentence_transformers_folder.read(folder, config.pooling)
+    )
+    if card.lower_case:
+        _read_lower_case(tokenizer)
+    passage_template, question_template = config.passage_template, config.question_template
+    if passage_template is None:
+        passage_template = _literal(card.passage_prompt) + "{title}. {text}"
+    if question_template is None:
+        question_template = _literal(card.question_prompt) + "{question}"
+    limit = partial(_token_limit, folder, model, tokenizer)
     return TextPreparation(
-        passage_template=config.passage_template,
-        question_template=config.question_template,
-        max_passage_tokens=config.max_passage_tokens,
-        max_question_tokens=config.max_question_tokens,
-        pooling=config.pooling or pooling,
-        normalize=normalize if config.normalize is None else config.normalize,
+        passage_template=passage_template,
+        question_template=question_template,
+        max_passage_tokens=limit("max_passage_tokens", config.max_passage_tokens, card.max_passage_tokens),
+        max_question_tokens=limit("max_question_tokens", config.max_question_tokens, card.max_question_tokens),
+        pooling=card.pooling,
+        normalize=card.normalize if config.normalize is None else config.normalize,
         temperature=config.temperature,
         title_as_pair=dpr if config.title_as_pair is None else config.title_as_pair,
     )
+
+
+def _local(folder: str | Path) -> Path:
+    """The folder; of a hub name, one with the small files that say how the model is used."""
+    if Path(folder).is_dir():
+        return Path(folder)
+    from huggingface_hub import snapshot_download
+
+    patterns = [*sentence_transformers_folder.FILES, PREPARATION_FILE]
+    try:
+        return Path(snapshot_download(str(folder), allow_patterns=patterns))
+    except (OSError, ValueError) as error:
+        raise InputError(f"the files beside the model {folder} can't be had from the hub: {error}") from error
 
 
 def _model_class(config: Any) -> Any:
@@ -260,27 +324,39 @@ def _model_class(config: Any) -> Any:
     return DPRContextEncoder if "DPRContextEncoder" in (config.architectures or ()) else AutoModel
 
 
-def _sentence_transformers_modules(folder: Path) -> tuple[str, bool]:
-    """(pooling, normalize) as ``modules.json`` lists them; mean pooling without normalisation if there is none."""
-    listing = folder / "modules.json"
-    if not listing.exists():
-        return "mean", False
-    modules = json.loads(listing.read_text(encoding="utf-8"))
-    known = ("Transformer", "Pooling", "Normalize")
-    strange = [module["type"] for module in modules if not module["type"].endswith(known)]
-    if strange:
-        raise InputError(f"{listing} names {strange[0]}, which ragray doesn't run; it runs {', '.join(known)}")
-    pooling = "mean"
-    for module in modules:
-        if module["type"].endswith("Pooling"):
-            pooling = _pooling_mode(folder / module["path"] / "config.json")
-    return pooling, any(module["type"].endswith("Normalize") for module in modules)
+def _token_limit(folder: Path, model: Any, tokenizer: Any, name: str, setting: int | None, authors: int | None) -> int:
+    """A setting holds as it is given, and an author's limit as far as there are positions.
+
+    So nobody's number is changed silently, and a text is cut where the author cuts it.
+    """
+    positions = _positions(model)
+    if setting is not None:
+        if setting > positions:
+            raise InputError(f"encoder.{name}={setting} is over the {positions} positions that {folder} has: lower it")
+        return setting
+    limit = min(authors or tokenizer.model_max_length, positions)
+    if limit >= VERY_LARGE_INTEGER:
+        raise InputError(f"{folder} doesn't say how many tokens it can read: set encoder.{name}")
+    return int(limit)
 
 
-def _pooling_mode(file: Path) -> str:
-    settings = json.loads(file.read_text(encoding="utf-8"))
-    if settings.get("pooling_mode_cls_token"):
-        return "cls"
-    if settings.get("pooling_mode_mean_tokens"):
-        return "mean"
-    raise InputError(f"{file}: only mean and cls pooling are supported, set encoder.pooling to one of them")
+def _positions(model: Any) -> int:
+    """The longest text that the model has positions for; as good as infinite where its config.json names no limit."""
+    positions = getattr(model.config, "max_position_embeddings", None)
+    if positions is None or positions < 1:  # XLNet says -1
+        return int(VERY_LARGE_INTEGER)
+    for module in model.modules():
+        table = getattr(module, "position_embeddings", None)
+        if isinstance(table, nn.Embedding) and table.padding_idx is not None:  # RoBERTa counts on from there
+            return int(positions) - table.padding_idx - 1
+    return int(positions)
+
+
+def _read_lower_case(tokenizer: Any) -> None:
+    core = tokenizer.backend_tokenizer
+    core.normalizer = normalizers.Sequence([normalizers.Lowercase(), *([core.normalizer] if core.normalizer else [])])
+
+
+def _literal(text: str) -> str:
+    """As a part of a template."""
+    return text.replace("{", "{{").replace("}", "}}")

@@ -17,6 +17,7 @@ import pyarrow as pa
 from ragray.artifacts import Artifact
 from ragray.formulas.topk import order_topk
 from ragray.records import FloatArray, Hits, InputError, Passage
+from ragray.storage import local_copy
 
 RowArray = npt.NDArray[np.int64]
 
@@ -29,7 +30,7 @@ def build_shard(folder: Path, vectors_ND: FloatArray, passages: pa.Table, factor
 
     Args:
         vectors_ND: float32 passage vectors.
-        passages: N rows with string columns id, title and text, in the order of the vectors.
+        passages: N rows with string columns id, title and text, and maybe others, in the order of the vectors.
         factory: a FAISS factory string, for inner product.
 
     Raises:
@@ -59,7 +60,8 @@ def build_shard(folder: Path, vectors_ND: FloatArray, passages: pa.Table, factor
 class IndexShard:
     """A loaded shard; answers ``search`` like any ``Retriever``."""
 
-    def __init__(self, folder: Path, index_version: str, num_threads: int = 1) -> None:
+    def __init__(self, folder: str | Path, index_version: str, num_threads: int = 1) -> None:
+        folder = local_copy(folder)
         faiss.omp_set_num_threads(num_threads)
         self.index_version = index_version
         self._index = faiss.read_index(str(folder / _INDEX), faiss.IO_FLAG_MMAP_IFC)
@@ -149,9 +151,10 @@ def open_shards(index: Artifact) -> ShardSet:
 def read_passages(index: Path) -> list[Passage]:
     """All passages of an index, shard by shard."""
     passages = []
-    for folder in sorted(index.glob("shard-*")):
+    for folder in map(local_copy, sorted(index.glob("shard-*"))):
         with pa.memory_map(str(folder / _PASSAGES)) as source:
-            passages += [Passage(**row) for row in pa.ipc.open_file(source).read_all().to_pylist()]
+            rows = pa.ipc.open_file(source).read_all().select(["id", "title", "text"]).to_pylist()
+            passages += [Passage(**row) for row in rows]
     return passages
 
 

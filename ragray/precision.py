@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import ctypes
+import math
+import time
 
 import faiss
 import torch
@@ -11,16 +13,17 @@ from ragray.records import InputError
 
 
 def resolve_dtype(name: str) -> torch.dtype:
-    """``float32``, ``bfloat16`` or ``auto``: bfloat16 where the GPU or processor multiplies it natively, else float32.
+    """``float32``, ``bfloat16``, ``float16``, or ``auto``: bfloat16 where the hardware multiplies it, else float32.
 
     Raises:
         InputError: for any other name.
     """
     if name == "auto":
         return torch.bfloat16 if _multiplies_bfloat16() else torch.float32
-    if name in ("float32", "bfloat16"):
-        return torch.float32 if name == "float32" else torch.bfloat16
-    raise InputError(f"dtype must be auto, float32 or bfloat16, got {name!r}")
+    named = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+    if name in named:
+        return named[name]
+    raise InputError(f"dtype must be auto, float32, bfloat16 or float16, got {name!r}")
 
 
 def compute_device() -> torch.device:
@@ -32,6 +35,18 @@ def set_threads(threads: int) -> None:
     """Threads of torch, OpenMP and FAISS in this process: processes that together have more than the CPUs crawl."""
     torch.set_num_threads(threads)
     faiss.omp_set_num_threads(threads)
+
+
+def matrix_flops(dtype: torch.dtype, device: torch.device) -> float:
+    """FLOP a second of this process in products of large square matrices: the best of a few, which is its peak."""
+    size = 4096 if device.type == "cuda" else 1024
+    a = torch.ones(size, size, dtype=dtype, device=device)
+    best_s = math.inf
+    for _ in range(8):
+        started = time.perf_counter()
+        (a @ a)[0, 0].item()  # waits for the device
+        best_s = min(best_s, time.perf_counter() - started)
+    return 2 * size**3 / best_s
 
 
 def release_memory() -> None:

@@ -21,6 +21,7 @@ from ragray.index_shard import read_passages
 from ragray.lexical import LexicalIndex
 from ragray.records import FloatArray, InputError, Passage, Question, Retriever
 from ragray.scoring import is_hit
+from ragray.storage import location
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,7 +144,7 @@ class PriorSource:
             case "dense":
                 return DensePrior(encoder, self.retriever)
             case "bm25":
-                return LexicalPrior(LexicalIndex.build(read_passages(Path(self.index_folder))))
+                return LexicalPrior(LexicalIndex.build(read_passages(location(self.index_folder))))
             case "gold":
                 return GoldPrior(self.gold)
             case "closed_book":

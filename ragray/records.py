@@ -20,12 +20,16 @@ import pyarrow as pa
 
 FloatArray = npt.NDArray[np.float32]
 
-PASSAGE_SCHEMA = pa.schema([("id", pa.string()), ("title", pa.string()), ("text", pa.string())])
+PASSAGE_SCHEMA = pa.schema(
+    [("id", pa.string()), ("title", pa.string()), ("text", pa.string()), ("hash", pa.binary(16))]
+)
+"""A passage on disk; the hash is ``content_hash`` of its title and text."""
 
 
-def embedding_schema(dimension: int) -> pa.Schema:
+def embedding_schema(dimension: int, dtype: str = "float32") -> pa.Schema:
     """A passage and its vector; what an index shard is built from."""
-    return PASSAGE_SCHEMA.append(pa.field("vector", pa.list_(pa.float32(), dimension)))
+    number = {"float32": pa.float32(), "float16": pa.float16()}[dtype]
+    return PASSAGE_SCHEMA.append(pa.field("vector", pa.list_(number, dimension)))
 
 
 class RagrayError(Exception):

@@ -8,6 +8,7 @@ import signal
 import socket
 import subprocess
 import sys
+import uuid
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -35,6 +36,8 @@ from ragray.generators.base import Generator
 from ragray.generators.loading import load_generator
 from ragray.index_shard import IndexShard, build_shard
 from ragray.records import Passage
+from ragray.storage import location
+from tests.s3_server import s3_server
 from tests.tiny_models import tiny_bart, tiny_t5
 
 settings.register_profile("ragray", deadline=None, derandomize=True, max_examples=60)
@@ -183,8 +186,8 @@ def plain_logprobs() -> Callable[[Generator, Sequence[int], Sequence[int]], torc
 
 
 @pytest.fixture(scope="session")
-def ray_cluster() -> Iterator[None]:
-    """One small local Ray for all tests that need one; the CPUs are logical."""
+def ray_cluster(s3_environment: dict[str, str]) -> Iterator[None]:
+    """One small local Ray for all tests that need one; the CPUs are logical.  Its workers find the S3 service."""
     import ray
 
     ray.init(
@@ -313,6 +316,23 @@ def free_port() -> Callable[[], int]:
             return int(probe.getsockname()[1])
 
     return find
+
+
+@pytest.fixture(scope="session")
+def s3_environment(free_port: Callable[[], int]) -> Iterator[dict[str, str]]:
+    """What leads a process to an S3 service that runs while the tests do."""
+    with s3_server(free_port()) as environment:
+        os.environ.update(environment)
+        yield environment
+
+
+@pytest.fixture
+def bucket(s3_environment: dict[str, str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
+    """An empty bucket of one's own, and an empty cache for what is fetched from it."""
+    monkeypatch.setenv("RAGRAY_CACHE", str(tmp_path / "cache"))
+    place = location(f"s3://{uuid.uuid4().hex}")
+    place.mkdir()
+    return place
 
 
 def _texts() -> list[str]:

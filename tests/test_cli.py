@@ -7,7 +7,7 @@ from typer.testing import CliRunner
 
 from ragray.cli import app
 
-COMMANDS = ["quickstart", "demo", "chunk", "embed", "index", "train", "evaluate", "serve", "ask"]
+COMMANDS = ["quickstart", "demo", "chunk", "embed", "index", "train", "evaluate", "serve", "ask", "plan"]
 
 
 @pytest.fixture
@@ -42,3 +42,10 @@ def test_a_users_error_is_one_line_and_exit_code_1(ragray, tmp_path):
         assert result.exit_code == 1
         assert message in result.output
         assert result.output.count("\n") == 1
+
+
+def test_plan_has_the_flags_of_its_job(ragray, encoder_folder):
+    result = ragray("plan", "--passages", "21e6", "--encoder", encoder_folder, "--machines", 2, "--cpus", 4)
+    assert result.exit_code == 0, result.output
+    assert "21,000,000 passages" in result.output
+    assert "ragray plan" in ragray("plan", "--help").output

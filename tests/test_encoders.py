@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 
 import numpy as np
 import pytest
@@ -15,8 +16,11 @@ from transformers import (
     DPRReader,
     ModernBertConfig,
     ModernBertModel,
+    Qwen2Model,
     RobertaConfig,
     RobertaModel,
+    XLNetConfig,
+    XLNetModel,
 )
 
 from ragray.config import EncoderConfig
@@ -33,7 +37,7 @@ def plain_vector(encoder, text, pooling="mean"):
     tokens = encoder.tokenizer(text, return_tensors="pt")
     with torch.no_grad():
         hidden_LD = encoder.model(**tokens).last_hidden_state[0]
-    return (hidden_LD[0] if pooling == "cls" else hidden_LD.mean(0)).numpy()
+    return {"mean": hidden_LD.mean(0), "cls": hidden_LD[0], "last": hidden_LD[-1]}[pooling].numpy()
 
 
 def test_vectors_are_those_of_each_text_alone(encoder, passages):
@@ -64,10 +68,13 @@ def test_one_tower_reads_questions_and_passages_alike(encoder_folder):
     np.testing.assert_allclose(encoder.embed_passages([Passage("1", "Oslo", "is it?")])[0], question_D, atol=1e-5)
 
 
-def test_pooling_and_normalisation_follow_the_settings(encoder_folder, questions):
-    encoder = load(encoder_folder, pooling="cls", normalize=True)
-    expected = np.array([plain_vector(encoder, question, "cls") for question in questions])
-    expected /= np.linalg.norm(expected, axis=1, keepdims=True)
+@pytest.mark.parametrize("normalize", [False, True])
+@pytest.mark.parametrize("pooling", ["mean", "cls", "last"])
+def test_pooling_and_normalisation_follow_the_settings(encoder_folder, questions, pooling, normalize):
+    encoder = load(encoder_folder, pooling=pooling, normalize=normalize)
+    expected = np.array([plain_vector(encoder, question, pooling) for question in questions])
+    if normalize:
+        expected /= np.linalg.norm(expected, axis=1, keepdims=True)
     np.testing.assert_allclose(encoder.embed_questions(questions).detach(), expected, atol=1e-5)
 
 
@@ -75,6 +82,45 @@ def test_long_texts_are_cut_at_the_limits(encoder_folder):
     encoder = load(encoder_folder, max_passage_tokens=10, max_question_tokens=5)
     assert [len(row) for row in encoder.tokenize_questions(["Oslo", "Oslo " * 50])] == [3, 5]
     assert [len(row) for row in encoder.tokenize_passages([Passage("1", "Oslo", "Lima " * 50)])] == [10]
+
+
+def test_a_model_that_says_no_limit_has_that_of_its_positions(encoder_folder, tmp_path):
+    assert load(encoder_folder).preparation.max_passage_tokens == 256
+    assert load(encoder_folder).preparation.max_question_tokens == 256
+    shutil.copytree(encoder_folder, tmp_path / "model")
+    settings = json.loads((tmp_path / "model" / "tokenizer_config.json").read_text())
+    (tmp_path / "model" / "tokenizer_config.json").write_text(json.dumps({**settings, "model_max_length": 99}))
+    assert load(tmp_path / "model").preparation.max_passage_tokens == 99
+    assert load(tmp_path / "model", max_passage_tokens=200).preparation.max_passage_tokens == 200
+
+
+def test_a_limit_over_the_positions_is_refused(encoder_folder):
+    assert load(encoder_folder, max_passage_tokens=256).preparation.max_passage_tokens == 256
+    with pytest.raises(InputError, match=r"encoder.max_passage_tokens=257 is over the 256 positions"):
+        load(encoder_folder, max_passage_tokens=257)
+    with pytest.raises(InputError, match=r"encoder.max_question_tokens=300 is over the 256 positions"):
+        load(encoder_folder, max_question_tokens=300)
+
+
+@pytest.mark.parametrize("padding", [0, 1])
+def test_a_text_as_long_as_roberta_has_positions_for_can_be_read(encoder_folder, tmp_path, padding):
+    """Its positions start after that of padding."""
+    shape = {**SIZE, "intermediate_size": 48, "type_vocab_size": 1, "max_position_embeddings": 40}
+    RobertaModel(RobertaConfig(**shape, pad_token_id=padding)).save_pretrained(tmp_path)
+    AutoTokenizer.from_pretrained(encoder_folder).save_pretrained(tmp_path)
+    encoder = load(tmp_path)
+    assert encoder.preparation.max_passage_tokens == 39 - padding
+    encoder.tokenizer.pad_token_id = padding
+    assert np.isfinite(encoder.embed_passages([Passage("1", "Oslo", "Lima " * 50)])).all()
+
+
+def test_a_model_without_any_limit_needs_the_setting(encoder_folder, tmp_path):
+    settings = XLNetConfig(vocab_size=300, d_model=32, n_layer=1, n_head=2, d_inner=48)
+    XLNetModel(settings).save_pretrained(tmp_path)
+    AutoTokenizer.from_pretrained(encoder_folder).save_pretrained(tmp_path)
+    with pytest.raises(InputError, match=r"doesn't say how many tokens it can read: set encoder.max_passage_tokens"):
+        load(tmp_path)
+    assert load(tmp_path, max_passage_tokens=9, max_question_tokens=9).preparation.max_passage_tokens == 9
 
 
 def test_nothing_in_nothing_out(encoder):
@@ -88,38 +134,6 @@ def test_text_preparation_is_saved_with_the_model_and_wins_over_other_settings(e
     again = load(tmp_path, pooling="mean", normalize=False, temperature=3.0, max_question_tokens=7)
     assert again.preparation == encoder.preparation
     torch.testing.assert_close(again.embed_questions(questions), encoder.embed_questions(questions))
-
-
-@pytest.mark.parametrize(
-    ("pooling_settings", "modules", "expected"),
-    [
-        ({"pooling_mode_mean_tokens": True}, ["Transformer", "Pooling"], ("mean", False)),
-        ({"pooling_mode_mean_tokens": True}, ["Transformer", "Pooling", "Normalize"], ("mean", True)),
-        ({"pooling_mode_cls_token": True, "pooling_mode_mean_tokens": False}, ["Pooling"], ("cls", False)),
-    ],
-)
-def test_a_sentence_transformers_folder_says_how_it_pools(encoder, tmp_path, pooling_settings, modules, expected):
-    write_sentence_transformers_files(encoder, tmp_path, pooling_settings, modules)
-    preparation = load(tmp_path).preparation
-    assert (preparation.pooling, preparation.normalize) == expected
-    overruled = load(tmp_path, pooling="cls", normalize=False).preparation
-    assert (overruled.pooling, overruled.normalize) == ("cls", False)
-
-
-def test_other_pooling_is_refused(encoder, tmp_path):
-    write_sentence_transformers_files(encoder, tmp_path, {"pooling_mode_max_tokens": True}, ["Pooling"])
-    with pytest.raises(InputError, match="only mean and cls pooling"):
-        load(tmp_path)
-
-
-def write_sentence_transformers_files(encoder, folder, pooling_settings, modules):
-    encoder.model.save_pretrained(folder)
-    encoder.tokenizer.save_pretrained(folder)
-    (folder / "1_Pooling").mkdir()
-    (folder / "1_Pooling" / "config.json").write_text(json.dumps(pooling_settings))
-    paths = {"Pooling": "1_Pooling"}
-    listing = [{"type": f"sentence_transformers.models.{name}", "path": paths.get(name, "")} for name in modules]
-    (folder / "modules.json").write_text(json.dumps(listing))
 
 
 def test_a_folder_without_a_model_is_refused_by_name(tmp_path):
@@ -170,6 +184,28 @@ def test_encoders_of_other_families_give_the_vectors_of_each_text_alone(
         assert encoder.dimension == 32
 
 
+@pytest.fixture
+def decoder_folder(qwen2_folder, byte_tokenizer, tmp_path):
+    """Of a decoder-only embedder: its tokenizer pads on the left and ends every text."""
+    Qwen2Model.from_pretrained(qwen2_folder).save_pretrained(tmp_path / "decoder")
+    tokenizer = byte_tokenizer(["<end>"], "$A <end>", eos_token="<end>", pad_token="<end>", padding_side="left")
+    tokenizer.save_pretrained(tmp_path / "decoder")
+    return tmp_path / "decoder"
+
+
+def test_a_decoder_gives_the_vector_of_the_last_token_whatever_the_padding(decoder_folder, passages):
+    model, tokenizer = Qwen2Model.from_pretrained(decoder_folder).eval(), AutoTokenizer.from_pretrained(decoder_folder)
+    inputs = tokenizer([p.text for p in passages], padding=True, truncation=True, max_length=60, return_tensors="pt")
+    assert tokenizer.padding_side == "left"
+    assert set(inputs.input_ids[:, -1].tolist()) == {tokenizer.eos_token_id}  # of the cut ones too
+    assert inputs.attention_mask[:, 0].tolist().count(1) in range(1, len(passages))
+    with torch.no_grad():
+        expected_ND = model(**inputs).last_hidden_state[:, -1].numpy()
+    encoder = load(decoder_folder, pooling="last", passage_template="{text}", max_passage_tokens=60)
+    np.testing.assert_allclose(encoder.embed_passages(passages), expected_ND, atol=1e-5)
+    np.testing.assert_allclose(encoder.embed_passages(passages, 1), expected_ND, atol=1e-5)
+
+
 # DPR
 
 
@@ -181,12 +217,12 @@ def dpr_folders(request, tmp_path, passages, questions):
     }
 
 
-def save_dpr(folder, kind, texts, projection_dim=0):
+def save_dpr(folder, kind, texts, projection_dim=0, positions=128):
     """A tiny random model, in the layout of the facebook/dpr-* repositories."""
     letters = sorted(set(str(texts).lower()) - {" "})
     words = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *letters, *(f"##{letter}" for letter in letters), "capital"]
     torch.manual_seed(len(kind.__name__))
-    shape = {**SIZE, "vocab_size": len(words), "intermediate_size": 48, "max_position_embeddings": 128}
+    shape = {**SIZE, "vocab_size": len(words), "intermediate_size": 48, "max_position_embeddings": positions}
     kind(DPRConfig(**shape, projection_dim=projection_dim, initializer_range=0.3)).save_pretrained(folder)
     (folder / "vocab.txt").write_text("\n".join(words))
     (folder / "tokenizer_config.json").write_text(json.dumps({"do_lower_case": True, "model_max_length": 512}))
@@ -241,6 +277,12 @@ def test_old_dpr_weights_are_read(dpr_folders, passages):
     torch.save(weights, folder / "pytorch_model.bin")
     (folder / "model.safetensors").unlink()
     np.testing.assert_array_equal(load(folder).embed_passages(passages), encoder.embed_passages(passages))
+
+
+def test_dpr_reads_as_many_tokens_as_it_was_trained_with(tmp_path, passages):
+    folder = save_dpr(tmp_path, DPRQuestionEncoder, passages, positions=512)
+    preparation = load(folder).preparation
+    assert (preparation.max_question_tokens, preparation.max_passage_tokens) == (256, 256)
 
 
 def test_the_text_of_a_pair_is_cut_before_its_title(dpr_folders):

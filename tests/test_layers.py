@@ -18,18 +18,19 @@ ROOT = Path(__file__).parents[1]
 LAYERS = [
     {"ragray"},
     {"ragray.records"},
-    {"ragray.config", "ragray.formulas"},
+    {"ragray.config", "ragray.formulas", "ragray.storage"},
     {
         "ragray.artifacts",
         "ragray.batching",
         "ragray.console",
         "ragray.corpus",
         "ragray.demo",
+        "ragray.parquet_files",
         "ragray.precision",
         "ragray.questions",
         "ragray.web",
     },
-    {"ragray.huggingface_rag"},
+    {"ragray.huggingface_rag", "ragray.sentence_transformers_folder"},
     {"ragray.encoders", "ragray.generators", "ragray.index_shard", "ragray.lexical"},
     {"ragray.rag", "ragray.decoding", "ragray.priors", "ragray.report", "ragray.scoring", "ragray.planner"},
     {"ragray.distributed"},
@@ -39,7 +40,8 @@ LAYERS = [
 ONLY = {
     "ragray.records": {"numpy", "pyarrow"},
     "ragray.config": {"ragray.records", "pydantic", "yaml"},
-    "ragray.artifacts": {"ragray", "ragray.records", "ragray.config", "pydantic"},
+    "ragray.artifacts": {"ragray", "ragray.records", "ragray.config", "ragray.storage", "pydantic"},
+    "ragray.storage": {"ragray.records", "upath"},
     "ragray.formulas": {"numpy", "torch"},
 }
 RAY_IS_IMPORTED_IN = {"ragray.distributed", "pipelines"}

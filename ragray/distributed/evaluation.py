@@ -12,7 +12,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ragray.artifacts import write_whole
 from ragray.config import DecodingConfig, EncoderConfig, EvaluateConfig, GeneratorConfig, Resources
 from ragray.console import Progress
 from ragray.distributed.pieces import Piece, PieceWorker, run_pieces
@@ -21,6 +20,7 @@ from ragray.formulas.metrics import exact_match, f1
 from ragray.priors import PriorSource
 from ragray.records import Question
 from ragray.scoring import is_hit
+from ragray.storage import write_whole
 
 _ANSWERED_AT_ONCE = 16
 _RETRIEVED_AT_ONCE = 128

@@ -8,15 +8,18 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.parquet as pq
 
-from ragray.artifacts import write_whole
+from ragray import parquet_files
 from ragray.config import IndexConfig
 from ragray.console import Progress
+from ragray.distributed.embedding import vectors_of
 from ragray.distributed.pieces import Piece, PieceWorker, run_pieces
 from ragray.index_shard import build_shard, shard_folder
 from ragray.precision import set_threads
-from ragray.records import InputError
+from ragray.records import PASSAGE_SCHEMA, InputError
+from ragray.storage import write_whole
+
+_COLUMNS = [*PASSAGE_SCHEMA.names, "vector"]
 
 
 class _ShardBuilder(PieceWorker):
@@ -25,11 +28,9 @@ class _ShardBuilder(PieceWorker):
         self.factory = factory
 
     def process(self, task: dict[str, Any], output: Path) -> None:
-        table = pa.concat_tables(
-            [pq.read_table(part["path"]).slice(part["start"], part["rows"]) for part in task["parts"]]
-        ).combine_chunks()
-        vectors = table.column("vector").combine_chunks()
-        vectors_ND = np.asarray(vectors.flatten()).reshape(len(table), vectors.type.list_size)
+        parts = [parquet_files.read(columns=_COLUMNS, **part) for part in task["parts"]]
+        table = pa.concat_tables(parts).combine_chunks()
+        vectors_ND = vectors_of(table).astype(np.float32)
         with write_whole(output) as temporary:
             build_shard(temporary, vectors_ND, table.drop_columns(["vector"]), self.factory)
 
@@ -42,7 +43,7 @@ def build_index(
     Raises:
         InputError: if there are fewer passages than shards, or the factory can't be built.
     """
-    files = [(str(file), pq.read_metadata(file).num_rows) for file in sorted(embeddings.glob("embeddings-*.parquet"))]
+    files = [(str(file), parquet_files.num_rows(file)) for file in sorted(embeddings.glob("embeddings-*.parquet"))]
     total = sum(rows for _, rows in files)
     if total < config.num_shards:
         raise InputError(f"index.num_shards is {config.num_shards}, but there are only {total} passages")

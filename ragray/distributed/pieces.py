@@ -7,7 +7,8 @@ what is missing, and a piece that Ray retries after a crash does no harm.
 from __future__ import annotations
 
 import pickle
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -19,6 +20,7 @@ from ray.exceptions import RayError
 
 from ragray.console import Progress
 from ragray.records import RagrayError
+from ragray.storage import location
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,8 +35,8 @@ class Piece:
 class PieceWorker:
     """Base of workers: built once an actor, then given one piece after another."""
 
-    def process(self, task: dict[str, Any], output: Path) -> None:
-        """Do the work and write ``output`` under a name that ``write_whole`` gives."""
+    def process(self, task: dict[str, Any], output: Path) -> Mapping[str, int] | None:
+        """Do the work and write ``output`` under a name that ``write_whole`` gives; returns what was measured."""
         raise NotImplementedError
 
 
@@ -47,13 +49,15 @@ class _Runner:
 
     def __call__(self, batch: dict[str, Any]) -> dict[str, Any]:
         ((output, task),) = zip(batch["output"], batch["task"], strict=True)
+        measured: Mapping[str, int] | None = None
         try:
             self._worker = self._worker or self._make()
-            if not Path(output).exists():
-                self._worker.process(task, Path(output))
+            place = location(output)
+            if not place.exists():
+                measured = self._worker.process(task, place)
         except RagrayError as error:
-            return {"units": batch["units"], "error": [pickle.dumps(error)]}
-        return {"units": batch["units"], "error": [b""]}
+            return {"units": batch["units"], "error": [pickle.dumps(error)], "measured": [b""]}
+        return {"units": batch["units"], "error": [b""], "measured": [pickle.dumps(dict(measured or {}))]}
 
 
 def run_pieces(
@@ -64,18 +68,22 @@ def run_pieces(
     cpus_per_actor: float = 1,
     gpus_per_actor: float = 0,
     progress: Progress = lambda done, total: None,
-) -> int:
-    """Run every piece whose file doesn't exist yet; returns how many that were.
+) -> Counter[str]:
+    """Run every piece whose file doesn't exist yet; returns how many ``pieces`` that were, and the sums of what they
+    measured.
 
     Raises:
         RagrayError: what a worker raised, as it raised it.
     """
     total = sum(piece.units for piece in pieces)
-    missing = [piece for piece in pieces if not Path(piece.output).exists()]
+    folders = {location(piece.output).parent for piece in pieces}
+    there = {str(path) for folder in folders if folder.exists() for path in folder.iterdir()}
+    missing = [piece for piece in pieces if str(location(piece.output)) not in there]
     done = total - sum(piece.units for piece in missing)
     progress(done, total)
+    measured = Counter(pieces=len(missing))
     if not missing:
-        return 0
+        return measured
     DataContext.get_current().enable_progress_bars = False
     DataContext.get_current().print_on_execution_start = False
     num_actors = min(num_actors, len(missing))
@@ -93,9 +101,10 @@ def run_pieces(
     for row in dataset.iter_rows():
         if row["error"]:
             raise pickle.loads(row["error"])
+        measured.update(pickle.loads(row["measured"]))
         done += int(row["units"])
         progress(done, total)
-    return len(missing)
+    return measured
 
 
 def innermost_error(error: BaseException) -> BaseException | None:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import time
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import ray
@@ -30,7 +29,7 @@ class ShardActor:
     """Holds one shard; restarts by loading it again from disk."""
 
     def __init__(self, folder: str, index_version: str) -> None:
-        self._shard = IndexShard(Path(folder), index_version, num_threads=1)
+        self._shard = IndexShard(folder, index_version, num_threads=1)
 
     def search(self, vectors_BD: FloatArray, k: int) -> Hits:
         return self._shard.search(vectors_BD, k)

@@ -15,6 +15,7 @@ from ragray.generators.causal import CausalGenerator
 from ragray.generators.prompt import PromptTokenizer
 from ragray.generators.seq2seq import Seq2SeqGenerator
 from ragray.records import InputError
+from ragray.storage import local_copy
 
 
 def load_generator(
@@ -31,6 +32,7 @@ def load_generator(
     Raises:
         InputError: if there is no language model at ``folder``, or none that can generate an answer from a prompt.
     """
+    folder = local_copy(folder)
     if huggingface_rag.is_rag_folder(folder):
         model, tokenizer, questions, config = huggingface_rag.load_generator(folder, config, dtype, attention)
         prompt = PromptTokenizer(tokenizer, config, joint=True, question_tokenizer=questions)

@@ -1,23 +1,25 @@
-"""JSON lines: every line once whatever the spans, and errors that name file and line."""
+"""JSON lines: every line once whatever the spans, and bad lines are named by file and line."""
 
 from __future__ import annotations
 
+import bz2
 import gzip
 import json
 
+import pyarrow as pa
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ragray.corpus.jsonl import Span, corpus_spans, read_documents, read_objects
+from ragray.corpus.files import Bad, Span
+from ragray.corpus.jsonl import read, read_objects, spans
 from ragray.records import Document, InputError
 
 LINE = b'{"id": "a", "title": "A", "text": "x"}\n'
 
 
-def numbers(path, span_bytes):
-    """(line number, n) of every object of a file, read span by span."""
-    return [(line, row["n"]) for span in corpus_spans(path, span_bytes) for line, row in read_objects(span)]
+def records(path, span_bytes=1 << 20):
+    return [record for span in spans(path, span_bytes) for record in read(span)]
 
 
 @pytest.fixture(scope="module")
@@ -33,77 +35,85 @@ def file(tmp_path_factory):
     span_bytes=st.integers(1, 200),
 )
 def test_spans_give_every_line_once_in_order_and_with_its_number(file, lengths, blank, end, last, span_bytes):
-    lines = [
-        json.dumps({"n": n, "fill": "ü" * length}, ensure_ascii=False).encode() for n, length in enumerate(lengths)
+    rows = [
+        json.dumps({"id": n, "title": "", "text": "ü" * length}, ensure_ascii=False).encode()
+        for n, length in enumerate(lengths)
     ]
-    content = b"".join(line + end + blank for line in lines)
+    content = b"".join(row + end + blank for row in rows)
     file.write_bytes(content if last else content.rstrip(b" \r\n"))
-    expected = [(1 + n * (1 + blank.count(b"\n")), n) for n in range(len(lines))]
-    assert numbers(file, span_bytes) == expected
+    numbers = [1 + n * (1 + blank.count(b"\n")) for n in range(len(rows))]
+    assert records(file, span_bytes) == [
+        Document(str(n), "", "ü" * length) if length else Bad(f"{file}, line {number}", "the text is empty")
+        for n, (number, length) in enumerate(zip(numbers, lengths, strict=True))
+    ]
+    objects = [(number, row["id"]) for span in spans(file, span_bytes) for number, row in read_objects(span)]
+    assert objects == list(zip(numbers, range(len(rows)), strict=True))
 
 
 @pytest.mark.parametrize("span_bytes", [7, 40, 1000])
 @pytest.mark.parametrize(
-    ("line", "message"),
+    ("line", "reason"),
     [
-        (b'{"id": "b", "title"', "not JSON"),
-        (b'{"id": "b", "title": "B", "text": "\xff"}', "not JSON"),
+        (b'{"id": "b", "title"', "not JSON (Expecting ':' delimiter at character 20): b'{"),
+        (b"1" * 5_000, "not JSON (Exceeds the limit"),
+        (b"[" * 5_000, "not JSON (maximum recursion depth exceeded"),
+        (b'{"id": "b", "title": "B", "text": "\xff"}', "not UTF-8 (invalid start byte at byte 36 of the line): b'{"),
+        (b"\xef\xbb\xbf" + LINE.strip(), "not JSON (Unexpected UTF-8 BOM"),
+        (b'"\0"', "not JSON (Invalid control character"),
+        (b'{"id": "b", "title": "B", "text": "a\\u0000"}', "the text holds a NUL"),
         (b"[1, 2]", "an object is wanted, got list"),
-        (b'{"id": "b", "text": "x"}', r"needs strings id, title and text, but no 'title' among \['id', 'text'\]"),
-        (b'{"id": 7, "title": "B", "text": "x"}', "but 'id' is int"),
+        (b'{"id": "b", "text": "x"}', "no 'title' among ['id', 'text']; a document has the fields id, title, text"),
     ],
-    ids=["cut", "not-utf-8", "list", "no-title", "number"],
+    ids=["cut", "digits", "deep", "not-utf-8", "byte-order-mark", "control", "nul", "list", "no-title"],
 )
-def test_a_broken_line_is_named(tmp_path, line, message, span_bytes):
+def test_a_bad_line_is_named_and_the_others_are_read(tmp_path, line, reason, span_bytes):
     file = tmp_path / "corpus.jsonl"
     file.write_bytes(LINE * 2 + b"\n" + line + b"\n" + LINE)
-    with pytest.raises(InputError, match=rf"corpus.jsonl, line 4: .*{message}"):
-        [document for span in corpus_spans(file, span_bytes) for document in read_documents(span)]
+    first, second, bad, last = records(file, span_bytes)
+    assert first == second == last == Document("a", "A", "x")
+    assert bad.position == f"{file}, line 4"
+    assert bad.reason.startswith(reason)
 
 
-def test_a_folder_is_read_file_by_file(tmp_path):
-    (tmp_path / "b.jsonl").write_bytes(LINE.replace(b'"a"', b'"b"'))
-    (tmp_path / "a.jsonl.gz").write_bytes(gzip.compress(LINE))
-    (tmp_path / "notes.txt").write_text("no corpus")
-    found = [document for span in corpus_spans(tmp_path, 10) for document in read_documents(span)]
-    assert found == [Document("a", "A", "x"), Document("b", "A", "x")]
+def test_objects_of_a_bad_line_are_an_error(tmp_path):
+    file = tmp_path / "corpus.jsonl"
+    file.write_bytes(LINE + b"{\n")
+    with pytest.raises(InputError, match=r"corpus.jsonl, line 2: not JSON \(.*\): b'{"):
+        list(read_objects(Span(str(file))))
 
 
-def test_a_missing_path_and_an_empty_folder_are_refused(tmp_path):
-    with pytest.raises(InputError, match=r"no corpus at .*nowhere: give a file of JSON lines"):
-        corpus_spans(tmp_path / "nowhere", 10)
-    with pytest.raises(InputError, match=r"no \*.jsonl or \*.jsonl.gz file in "):
-        corpus_spans(tmp_path, 10)
+def test_a_byte_order_mark_at_the_beginning_is_no_error(tmp_path):
+    file = tmp_path / "corpus.jsonl"
+    file.write_bytes(b"\xef\xbb\xbf" + LINE * 2)
+    assert records(file, 5) == [Document("a", "A", "x")] * 2
 
 
 @pytest.mark.parametrize(
-    ("name", "content", "message"),
-    [("c.jsonl", gzip.compress(LINE), "is gzipped"), ("c.jsonl.gz", LINE, "is not gzipped")],
+    ("suffix", "compress"),
+    [
+        (".gz", gzip.compress),
+        (".bz2", bz2.compress),
+        (".zst", lambda content: pa.compress(content, codec="zstd", asbytes=True)),
+    ],
 )
-def test_a_file_of_another_format_than_its_name_says_is_refused(tmp_path, name, content, message):
-    (tmp_path / name).write_bytes(content)
-    with pytest.raises(InputError, match=f"{name} {message}, against what its name says: rename it"):
-        corpus_spans(tmp_path / name, 10)
+def test_a_compressed_file_is_read_as_a_plain_one(tmp_path, suffix, compress):
+    content = LINE + b"\n{}\n" + LINE
+    (tmp_path / "c.jsonl").write_bytes(content)
+    (tmp_path / f"c.jsonl{suffix}").write_bytes(compress(content))
+    plain, packed = records(tmp_path / "c.jsonl", 9), records(tmp_path / f"c.jsonl{suffix}", 9)
+    assert [type(record) for record in packed] == [Document, Bad, Document]
+    assert [record for record in plain if record != plain[1]] == [packed[0], packed[2]]
+    assert packed[1] == Bad(f"{tmp_path}/c.jsonl{suffix}, line 3", plain[1].reason)
 
 
-@pytest.mark.parametrize("kept", [-1, -9, 30], ids=["last-byte-gone", "checksum-gone", "cut-in-the-middle"])
-def test_a_cut_gzip_file_is_refused(tmp_path, kept):
+def test_a_cut_gzip_file_is_refused(tmp_path):
     file = tmp_path / "c.jsonl.gz"
-    file.write_bytes(gzip.compress(LINE * 50)[:kept])
-    with pytest.raises(InputError, match=r"c.jsonl.gz is a damaged or cut gzip file .*: fetch or make it again"):
-        [document for span in corpus_spans(file, 10) for document in read_documents(span)]
-
-
-def test_a_damaged_gzip_file_is_refused(tmp_path):
-    file = tmp_path / "c.jsonl.gz"
-    content = bytearray(gzip.compress(LINE * 50))
-    content[len(content) // 2] ^= 0xFF
-    file.write_bytes(content)
-    with pytest.raises(InputError, match=r"c.jsonl.gz is a damaged or cut gzip file"):
-        list(read_documents(Span(str(file))))
+    file.write_bytes(gzip.compress(LINE * 50)[:-9])
+    with pytest.raises(InputError, match=r"c.jsonl.gz is a damaged or cut .gz file .*: fetch or make it again"):
+        records(file)
 
 
 def test_an_empty_file_holds_nothing(tmp_path):
     file = tmp_path / "c.jsonl"
     file.write_bytes(b"")
-    assert numbers(file, 10) == []
+    assert records(file) == []

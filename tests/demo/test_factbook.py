@@ -14,9 +14,10 @@ from ragray.demo import factbook_answers as read
 from ragray.demo.factbook import Country, documents, field_prose, read_factbook
 from ragray.demo.factbook_prose import FieldValue, labelled, leaves, name_case, render_lines, sentences
 from ragray.demo.factbook_questions import RELATIONS, is_dev, passage_texts, questions, with_article, write_demo
-from ragray.demo.packages import FACTBOOK, cache_folder
+from ragray.demo.packages import FACTBOOK
 from ragray.formulas.metrics import normalize_answer
 from ragray.records import InputError, Question
+from ragray.storage import cache_folder
 
 RECORD = {
     "Introduction": {"Background": {"text": "<p>In 1958, President Charles DE GAULLE left NATO&rsquo;s command.</p>"}},

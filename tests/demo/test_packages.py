@@ -15,7 +15,8 @@ from pathlib import Path
 import pytest
 
 from ragray.demo import packages
-from ragray.demo.packages import DemoError, Package, cache_folder, fetch
+from ragray.demo.packages import DemoError, Package, fetch
+from ragray.storage import cache_folder
 
 NAME = "ragray-test-package"
 MODULE = "ragray_test_package"
@@ -178,13 +179,6 @@ def test_fetching_at_once_from_several_threads_gives_one_whole_folder(tmp_path: 
     assert found == [cache / package.folder] * 6
     assert len(list((cache / package.folder / MODULE).iterdir())) == 50
     assert contents(cache) == [package.folder, "wheels"]
-
-
-def test_the_cache_folder_is_the_users_choice(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("RAGRAY_CACHE", str(tmp_path))
-    assert cache_folder() == tmp_path
-    monkeypatch.delenv("RAGRAY_CACHE")
-    assert cache_folder() == Path.home() / ".cache" / "ragray"
 
 
 @pytest.mark.slow

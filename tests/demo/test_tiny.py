@@ -4,16 +4,19 @@ from __future__ import annotations
 
 from ragray.artifacts import content_fingerprint
 from ragray.config import EncoderConfig, GeneratorConfig
-from ragray.corpus.jsonl import Span, read_documents
+from ragray.corpus.readers import corpus_spans, read_documents
 from ragray.demo import tiny
 from ragray.encoders import Encoder
 from ragray.generators.loading import load_generator
 from ragray.questions import read_questions
+from ragray.records import Document
 
 
 def test_files_are_read_by_our_readers_and_count_as_told(tmp_path):
     rows = tiny.write_demo(tmp_path)
-    documents = list(read_documents(Span(str(tmp_path / "documents.jsonl"))))
+    [span] = corpus_spans(tmp_path / "documents.jsonl", 1 << 20)
+    documents = list(read_documents(span))
+    assert all(isinstance(document, Document) for document in documents)
     assert len(documents) == rows["documents.jsonl"] == 12
     for split in ("train", "dev", "dev_wording"):
         assert len(read_questions(tmp_path / "questions" / f"{split}.jsonl")) == rows[f"questions/{split}.jsonl"]

@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from ragray.artifacts import write_whole
 from ragray.distributed.pieces import Piece, PieceWorker, run_pieces
 from ragray.records import InputError
+from ragray.storage import write_whole
 
 pytestmark = [pytest.mark.ray, pytest.mark.usefixtures("ray_cluster")]
 
@@ -34,6 +34,7 @@ def shouter():
                 if task["word"] == self.deadly and not self.log.with_suffix(".killed").exists():
                     self.log.with_suffix(".killed").touch()
                     os.kill(os.getpid(), signal.SIGKILL)  # while its output is half-written
+            return {"letters": len(task["word"])}
 
     return Shouter
 
@@ -50,7 +51,7 @@ def texts(pieces):
 def test_every_piece_is_run_and_progress_told(shouter, pieces, tmp_path):
     told = []
     ran = run_pieces(pieces, shouter, {"log": str(tmp_path / "log")}, 2, progress=lambda *done: told.append(done))
-    assert ran == 4
+    assert ran == {"pieces": 4, "letters": 15}
     assert texts(pieces) == ["ONE", "TWO", "THREE", "FOUR"]
     assert told == [(0, 8), (2, 8), (4, 8), (6, 8), (8, 8)]
 
@@ -60,7 +61,7 @@ def test_only_missing_pieces_are_run(shouter, pieces, tmp_path):
         Path(piece.output).write_text("kept")
     told = []
     ran = run_pieces(pieces, shouter, {"log": str(tmp_path / "log")}, 2, progress=lambda *done: told.append(done))
-    assert ran == 2
+    assert ran == {"pieces": 2, "letters": 7}
     assert sorted((tmp_path / "log").read_text().split()) == ["four", "two"]
     assert texts(pieces) == ["kept", "TWO", "kept", "FOUR"]
     assert told[0] == (4, 8)

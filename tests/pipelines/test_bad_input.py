@@ -54,11 +54,11 @@ def test_a_missing_corpus(jobs):
     ("name", "content", "message"),
     [
         ("corpus.jsonl", b"<xml>\n", r"corpus.jsonl, line 1: not JSON .*<xml>"),
-        ("corpus.jsonl", DOCUMENT + b'{"id": "b"}\n', r"corpus.jsonl, line 2: .* no 'title' among \['id'\]"),
+        ("corpus.jsonl", DOCUMENT + b'{"id": "b"}\n', r"corpus.jsonl, line 2: no 'title' among \['id'\]"),
         ("corpus.jsonl", DOCUMENT * 2, r"the document id 'a' is used more than once"),
         ("corpus.jsonl", b"", r"corpus.jsonl holds no words"),
-        ("corpus.jsonl", gzip.compress(DOCUMENT), r"corpus.jsonl is gzipped, against what its name says"),
-        ("corpus.jsonl.gz", HALF_A_GZIP, r"corpus.jsonl.gz is a damaged or cut gzip file"),
+        ("corpus.jsonl", gzip.compress(DOCUMENT), r"corpus.jsonl is compressed as .gz, against what its name says"),
+        ("corpus.jsonl.gz", HALF_A_GZIP, r"corpus.jsonl.gz is a damaged or cut .gz file"),
     ],
     ids=["not-json", "no-title", "id-twice", "empty", "gzip-by-another-name", "cut-gzip"],
 )
@@ -136,7 +136,7 @@ def test_towers_of_different_dimensions(debug_run, refused, other_encoder, tmp_p
 @pytest.mark.parametrize(
     ("job", "setting", "message"),
     [
-        (chunk_corpus, "chunk.words=30", "1-passages was made differently: words is 20 there and 30 here"),
+        (chunk_corpus, "chunk.size=30", "1-passages was made differently: size is 20 there and 30 here"),
         (embed_passages, "encoder.max_passage_tokens=9", r"2-embeddings was made differently: its encoder was \w+ and"),
         (index_embeddings, "index.num_shards=3", "3-index was made differently: num_shards is 2 there and 3 here"),
         (train_rag, "train.seed=1", "4-model was made differently: seed is 0 there and 1 here"),
