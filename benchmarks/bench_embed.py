@@ -137,6 +137,7 @@ def _memory(work: Path, rows: Rows, options: argparse.Namespace) -> dict[str, di
 
 def _ours(folder: Path, threads: int, tokens_per_batch: int, workers: int) -> dict[str, Any]:
     """Parquet to Parquet through Ray Data, timed from when every worker has done a file to the last file."""
+    from ragray import parquet_files
     from ragray.config import EmbedConfig, EncoderConfig
     from ragray.distributed.embedding import embed_passages
     from ragray.distributed.session import ray_session
@@ -144,11 +145,10 @@ def _ours(folder: Path, threads: int, tokens_per_batch: int, workers: int) -> di
 
     rows = pq.read_metadata(_file(folder)).num_rows
     # Files of a size that gives every worker the same work, but not so small that lengths can't be sorted.
-    per_file = -(-rows // (workers * -(-rows // (1024 * workers))))
+    per_file = -(-rows // (workers * -(-rows // (512 * workers))))
 
     with tempfile.TemporaryDirectory() as output, ray_session():
         started = time.perf_counter()
-        done_at: list[tuple[int, float]] = []
         summary = embed_passages(
             folder,
             Path(output),
@@ -159,14 +159,15 @@ def _ours(folder: Path, threads: int, tokens_per_batch: int, workers: int) -> di
             threads=threads,
             tokens_per_batch=tokens_per_batch,
             gpus_per_actor=0,
-            progress=lambda done, total: done_at.append((done, time.perf_counter())),
+            progress=lambda done, total: None,
         )
         total = time.perf_counter() - started
-        files = sorted(Path(output).glob("*.parquet"))
-        first, began = done_at[workers]  # every worker has loaded and done a file, about
-        rate = (rows - first) / (done_at[-1][1] - began)
+        files = sorted(Path(output).glob("*.parquet"), key=lambda file: file.stat().st_mtime)
+        ended = [file.stat().st_mtime for file in files]
+        before = sum(parquet_files.num_rows(file) for file in files[:workers])  # every worker has done about one
+        rate = (rows - before) / (ended[-1] - ended[workers - 1])
         seconds = rows / rate
-        vectors = np.stack(pq.read_table(files[0], columns=["vector"]).slice(0, SAMPLE).column("vector").to_numpy())
+        vectors = np.stack(pq.read_table(min(files), columns=["vector"]).slice(0, SAMPLE).column("vector").to_numpy())
     dtype = str(resolve_dtype("auto")).removeprefix("torch.")
     tokens = summary["num_tokens"] / rows
     return {

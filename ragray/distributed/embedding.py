@@ -41,6 +41,8 @@ class _PassageEmbedder(PieceWorker):
         self.tokens_per_batch = tokens_per_batch
 
     def process(self, task: dict[str, Any], output: Path) -> Counter[str]:
+        from ragray.precision import release_memory
+
         table = parquet_files.read(task["path"], PASSAGE_SCHEMA.names, task["start"], task["rows"])
         vectors_ND = np.zeros((len(table), self.encoder.dimension), self.dtype)
         known_N = _fill_known(vectors_ND, table, task["known"])
@@ -55,6 +57,7 @@ class _PassageEmbedder(PieceWorker):
                 vectors_ND[new] = found_MD
             _check_finite(vectors_ND[new], found_MD, passages)
             counts.update(taken)
+            release_memory()
         seconds = time.perf_counter() - started
         measured = Counter(tokens=counts["tokens"], microseconds=int(1e6 * seconds))
         if self.cost:
