@@ -10,7 +10,6 @@ own, so that peaks of memory don't mix.  Prints a table; --json FILE writes {cla
 from __future__ import annotations
 
 import argparse
-import json
 import multiprocessing
 import statistics
 import time
@@ -20,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from claims import write_claims
 from torch import Tensor
 
 QUESTIONS, PROMPT_TOKENS, NEW_TOKENS, BEAMS = 4, 150, 16, 4
@@ -86,18 +86,7 @@ def main() -> None:
     )
     _show(claims)
     if options.json:
-        rows = {
-            claim.name: {
-                "ours": claim.ours,
-                "peer": claim.peer,
-                "ratio": claim.ratio,
-                "bar": claim.bar,
-                "met": claim.met,
-                "unit": claim.unit,
-            }
-            for claim in claims
-        }
-        options.json.write_text(json.dumps(rows, indent=1) + "\n", encoding="utf-8")
+        write_claims(options.json, claims)
 
 
 def _show(claims: list[Claim]) -> None:

@@ -27,7 +27,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from pipelines.plan_run import _default_rate, _memory_bytes, encoder_config, measure_encoder
+from pipelines.plan_run import default_rate, encoder_config, machine_memory_bytes, measure_encoder
 from ragray import planner
 from ragray.planner import Corpus, EncoderCost, Machine
 
@@ -85,7 +85,7 @@ def compare(encoder: str, size: int, rate: float | None) -> dict[str, tuple[floa
     cost = EncoderCost.from_config(encoder_config(encoder))
     sizes = [len(f"d{number}-0{title}{text}".encode()) for number, (title, text) in enumerate(texts)]
     corpus = Corpus(size, token_counts(encoder, texts), statistics.mean(sizes))
-    machine = Machine(1, os.cpu_count() or 1, _memory_bytes(), _default_rate("auto", cost, 0))
+    machine = Machine(1, os.cpu_count() or 1, machine_memory_bytes(), default_rate("auto", cost, 0))
     plan = planner.make_plan(cost, corpus, machine)
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)

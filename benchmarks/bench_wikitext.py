@@ -27,6 +27,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from claims import write_claims
+
 from ragray.corpus import mediawiki
 from ragray.corpus.files import open_file
 from ragray.corpus.wikitext_units import convert
@@ -92,18 +94,7 @@ def main() -> None:
         claims = _compare(dump, Path(folder), options.wikiextractor, options.turns, options.show)
     _show(claims)
     if options.json:
-        rows = {
-            claim.name: {
-                "ours": claim.ours,
-                "peer": claim.peer,
-                "ratio": claim.ratio,
-                "bar": claim.bar,
-                "met": claim.met,
-                "unit": claim.unit,
-            }
-            for claim in claims
-        }
-        options.json.write_text(json.dumps(rows, indent=1) + "\n", encoding="utf-8")
+        write_claims(options.json, claims)
 
 
 def _extract(dump: Path, output: Path) -> None:

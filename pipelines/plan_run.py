@@ -69,8 +69,8 @@ def plan_run(
     machine = Machine(
         count=machines,
         cpus=cpus if cpus is not None else os.cpu_count() or 1,
-        memory_bytes=memory_gib * GIB if memory_gib is not None else _memory_bytes(),
-        flops_per_cpu=_default_rate(dtype, cost, gpus) if cpu_rate is None else cpu_rate,
+        memory_bytes=memory_gib * GIB if memory_gib is not None else machine_memory_bytes(),
+        flops_per_cpu=default_rate(dtype, cost, gpus) if cpu_rate is None else cpu_rate,
         gpus=gpus,
         flops_per_gpu=rate if tflops_per_gpu is None else tflops_per_gpu * 1e12,
         memory_share=memory_share,
@@ -211,7 +211,8 @@ def measure_encoder(
     return rounds * len(passages) / elapsed, rounds * flops / elapsed, device.type
 
 
-def _default_rate(dtype: str, cost: EncoderCost, gpus: int) -> float:
+def default_rate(dtype: str, cost: EncoderCost, gpus: int) -> float:
+    """FLOP/s of one CPU on the encoder, by the constants of the planner."""
     if dtype == "auto":
         from ragray.precision import resolve_dtype
 
@@ -225,7 +226,8 @@ def _demo_model(name: str) -> str:
     return open_run("quickstart", None, []).model(name)
 
 
-def _memory_bytes() -> float:
+def machine_memory_bytes() -> float:
+    """All memory of this machine."""
     return float(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"))
 
 

@@ -1,7 +1,7 @@
 """A plan on paper: hours of encoding, bytes on disk and in memory, and shards, from a corpus' size alone.
 
 Pure arithmetic on frozen records; nothing is loaded, opened or started.  Sizes are in bytes, times in seconds.
-``docs/planning.md`` explains the formulas, says where the constants were measured, and how far plans were off.
+``docs/planning.md`` explains the formulas and says where the constants were measured.
 """
 
 from __future__ import annotations

@@ -17,8 +17,6 @@ from typing import Any, cast
 
 from ragray.records import InputError
 
-_BLOCK_BYTES = 8 << 20
-
 
 def location(name: str | Path) -> Path:
     """A path; for a URI, something that has the methods of one.
@@ -76,11 +74,11 @@ def write_whole(output: Path) -> Iterator[Path]:
 
 
 def upload(source: Path, target: Path) -> None:
-    """Put a local file, or every file of a local folder in the order of their names, where ``target`` says."""
+    """Put a local file, or every file of a local folder in the order of their names, at the URI ``target``."""
     names = sorted(file_sizes(source)) if source.is_dir() else [""]
-    for name in names:
-        with (source / name).open("rb") as local, (target / name if name else target).open("wb") as remote:
-            shutil.copyfileobj(local, remote, _BLOCK_BYTES)
+    for name in names:  # in one request each: a file that is opened for writing appears half-written after an error
+        place = cast(Any, target / name if name else target)
+        place.fs.put_file(str(source / name), place.path)
 
 
 def local_copy(path: str | Path) -> Path:
@@ -102,8 +100,8 @@ def local_copy(path: str | Path) -> Path:
             for name in listing:
                 place = temporary / name if name else temporary
                 place.parent.mkdir(parents=True, exist_ok=True)
-                with (there / name if name else there).open("rb") as remote, place.open("wb") as local:
-                    shutil.copyfileobj(remote, local, _BLOCK_BYTES)
+                remote = cast(Any, there / name if name else there)
+                remote.fs.get_file(remote.path, str(place))
     return copy
 
 

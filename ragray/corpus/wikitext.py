@@ -9,7 +9,7 @@ from typing import Any
 
 import mwparserfromhell
 
-from ragray.corpus.wikitext_templates import GUESS, GUESS_END, MISSING, Call, coordinates, renderer, superscript
+from ragray.corpus.wikitext_templates import GUESS, GUESS_END, MISSING, Call, coordinates, names, renderer, superscript
 
 MAX_FORMULA = 200  # characters of TeX
 MAX_UNFINISHED = 1000  # nested or broken marks of a page that are parsed; the parser's time grows with their square
@@ -91,15 +91,13 @@ _INLINE_TAG = re.compile(
 )
 _UNFINISHED = re.compile(r"\{\{|\[\[|<[A-Za-z/]|\[(?:https?:|ftp:)?//")
 _HEADING_LINE = re.compile(r"^(={1,6})[ \t]*(.+?)[ \t]*\1[ \t]*$", re.M)
-_LINK_SECTIONS = frozenset(
+_LINK_SECTIONS = names(
     """see also|references|external links|external link|further reading|notes|bibliography|notes and references
     |footnotes|citations|works cited|references and notes|general references|sources and references|primary sources
     |secondary sources|notes and citations|cited sources|explanatory notes|bibliography and references
     |references and further reading
     |selected bibliography|general sources|references and sources|additional reading|cited works|links|gallery
-    |image gallery|external links and references|sources and further reading|general and cited references""".replace(
-        "\n    ", ""
-    ).split("|")
+    |image gallery|external links and references|sources and further reading|general and cited references"""
 )
 
 _STRAY_MARKUP = re.compile(

@@ -20,11 +20,12 @@ _MONTHS = ("January", "February", "March", "April", "May", "June",
 _SUPERSCRIPTS = str.maketrans("0123456789+-−", "⁰¹²³⁴⁵⁶⁷⁸⁹⁺⁻⁻")
 
 
-def _names(text: str) -> frozenset[str]:
+def names(text: str) -> frozenset[str]:
+    """The names between the bars, whatever lines they stand on."""
     return frozenset("".join(line.strip() for line in text.splitlines()).split("|"))
 
 
-_FIRST = _names(
+_FIRST = names(
     """abbr|abbrlink|as written|avoid wrap|b|bdi|big|birth-date|birth-date and age|block indent|bold|center|chem2|code|
     date|death-date|death-date and age|defn|del|delink|dfn|em|end-date|flag|flag country|flag+link|flagathlete|
     flagcountry|flagu|flatlist|grc|hebrew|hover title|i|ill|ill2|illm|interlanguage link|interlanguage link forced|
@@ -34,19 +35,19 @@ _FIRST = _names(
     start-date|strike|strikethrough|strong|term|tmath|tooltip|tt|typo|u|underline|unicode|vanchor|var|verse|
     visible anchor|vr|xt"""
 )
-_SECOND = _names("background color|bgcolor|color|colored text|colour|coloured text|hs|lang|langx|script|sort")
-_LAST = _names("align|font color|fontcolor|resize|rtgs|transl|transliteration|url")
-_JOINED = _names("chem|linktext|not a typo|notatypo|proper|su")
-_LISTS = _names(
+_SECOND = names("background color|bgcolor|color|colored text|colour|coloured text|hs|lang|langx|script|sort")
+_LAST = names("align|font color|fontcolor|resize|rtgs|transl|transliteration|url")
+_JOINED = names("chem|linktext|not a typo|notatypo|proper|su")
+_LISTS = names(
     """bulleted list|collapsible list|comma separated entries|cslist|flat list|hlist|ordered list|ubl|unbulleted list|
     vunblist"""
 )
-_CONTENT = _names("col-list|column-list|columns list|columns-list")
-_QUOTES = _names(
+_CONTENT = names("col-list|column-list|columns list|columns-list")
+_QUOTES = names(
     """block quote|blockquote|bquote|centered pull quote|cquote|long quote|poem quote|poemquote|pull quote|quotation|
     quote|quoteblock|verse translation"""
 )
-_SHIPS = _names("css|hmas|hmcs|hmnzs|hms|hmt|hnlms|hswms|ins|mv|rfa|rms|sms|ss|uscgc|usns|uss")
+_SHIPS = names("css|hmas|hmcs|hmnzs|hms|hmt|hnlms|hswms|ins|mv|rfa|rms|sms|ss|uscgc|usns|uss")
 _CHARACTERS = {
     "ndash": "–", "en dash": "–", "snd": " – ", "snds": " – ", "spaced ndash": " – ", "spnd": " – ", "sndash": " – ",
     "spaced en dash": " – ", "mdash": "—", "em dash": "—", "mdashb": "—", "spaced mdash": " — ", "smdash": " — ",
@@ -134,8 +135,8 @@ def renderer(name: str) -> Callable[[Call], str] | None:
         return lambda call: _CHARACTERS[call.name]
     if name in _CURRENCIES:
         return lambda call: _CURRENCIES[call.name] + call.get(1)
-    for names, show in _GROUPS:
-        if name in names:
+    for group, show in _GROUPS:
+        if name in group:
             return show
     found = _RENDERERS.get(name)
     if found:

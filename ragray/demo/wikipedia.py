@@ -5,7 +5,6 @@ A question's ``relation`` is its style: plain, or indirect, which describes what
 
 from __future__ import annotations
 
-import json
 import shutil
 from pathlib import Path
 
@@ -25,5 +24,5 @@ def write_demo(package: Path, folder: Path) -> dict[str, int]:
     for name in ("train", "dev"):
         text = (_QUESTIONS / f"{name}.jsonl").read_text(encoding="utf-8")
         (folder / "questions" / f"{name}.jsonl").write_text(text, encoding="utf-8")
-        rows[f"questions/{name}.jsonl"] = len([json.loads(line) for line in text.splitlines()])
+        rows[f"questions/{name}.jsonl"] = len(text.splitlines())
     return rows
