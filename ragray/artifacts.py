@@ -199,16 +199,18 @@ def create(path: Path, plan: Plan, staged: bool = False) -> Iterator[Workspace]:
 
     Raises:
         ArtifactError: if ``path`` exists.
+        BusyError: if another process of this machine is making it.
         DiskFullError: if no space is left, whatever the error of the writer that noticed.
     """
     if _is_taken(path):
         raise ArtifactError(f"{path} exists, and artifacts are never overwritten: choose another folder or delete it")
     folder = _working_folder(path, plan, staged)
     try:
-        _prepare(folder, plan)
-        workspace = Workspace(folder, path, plan)
-        yield workspace
-        _commit(workspace)
+        with storage.alone(folder):
+            _prepare(folder, plan)
+            workspace = Workspace(folder, path, plan)
+            yield workspace
+            _commit(workspace)
     except InputError:
         storage.delete(folder)
         raise

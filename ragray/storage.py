@@ -6,6 +6,7 @@ Object stores have no rename: a file is written here first and then put in its p
 
 from __future__ import annotations
 
+import fcntl
 import hashlib
 import os
 import shutil
@@ -15,7 +16,11 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, cast
 
-from ragray.records import InputError
+from ragray.records import InputError, RagrayError
+
+
+class BusyError(RagrayError):
+    """Another process is at work in the same folder."""
 
 
 def location(name: str | Path) -> Path:
@@ -103,6 +108,31 @@ def local_copy(path: str | Path) -> Path:
                 remote = cast(Any, there / name if name else there)
                 remote.fs.get_file(remote.path, str(place))
     return copy
+
+
+@contextmanager
+def alone(folder: Path) -> Iterator[None]:
+    """Hold the lock of a local working folder; a process that ends, however it does, lets go of it.
+
+    Raises:
+        BusyError: if another process of this machine holds it.
+    """
+    if not is_local(folder):
+        yield
+        return
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    lock = folder.with_name(f"{folder.name}.lock")
+    with lock.open("w") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise BusyError(
+                f"another process is at work in {folder}: wait until it has ended, or choose another run folder"
+            ) from None
+        try:
+            yield
+        finally:
+            lock.unlink(missing_ok=True)
 
 
 def delete(folder: Path) -> None:

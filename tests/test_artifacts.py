@@ -32,6 +32,7 @@ from ragray.artifacts import (
     write_atomically,
 )
 from ragray.records import InputError
+from ragray.storage import BusyError
 
 PLAN = Plan("index", {"num_shards": 2, "factory": "Flat"}, [InputRef(kind="embeddings", fingerprint="e1")])
 
@@ -352,3 +353,14 @@ def test_content_fingerprint_follows_names_and_bytes_but_not_hidden_files(tmp_pa
 def test_content_fingerprint_of_nothing_is_an_error(tmp_path):
     with pytest.raises(InputError, match="no file or folder"):
         content_fingerprint(tmp_path / "missing")
+
+
+def test_two_at_work_on_one_artifact_are_kept_apart(tmp_path):
+    plan = Plan("index", {"a": 1}, [])
+    with create(tmp_path / "3-index", plan) as workspace:
+        (workspace.folder / "file").write_text("x")
+        other = Plan("index", {"a": 2}, [])
+        with pytest.raises(BusyError, match="another process is at work in"), create(tmp_path / "3-index", other):
+            pass
+        assert (workspace.folder / "file").read_text() == "x"
+    assert [path.name for path in tmp_path.iterdir()] == ["3-index"]
