@@ -25,7 +25,7 @@ from ragray.storage import location
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """One unit of work: what to do (plain values), the file it makes, and its weight for the progress bar."""
+    """One unit of work: what to do (values to be pickled), the file it makes, and its weight for the progress bar."""
 
     output: str
     task: dict[str, Any]
@@ -54,7 +54,7 @@ class _Runner:
             self._worker = self._worker or self._make()
             place = location(output)
             if not place.exists():
-                measured = self._worker.process(task, place)
+                measured = self._worker.process(pickle.loads(task), place)
         except RagrayError as error:
             return {"units": batch["units"], "error": [pickle.dumps(error)], "measured": [b""]}
         return {"units": batch["units"], "error": [b""], "measured": [pickle.dumps(dict(measured or {}))]}
@@ -88,7 +88,7 @@ def run_pieces(
     DataContext.get_current().print_on_execution_start = False
     num_actors = min(num_actors, len(missing))
     dataset = ray.data.from_items(
-        [{"output": piece.output, "task": piece.task, "units": piece.units} for piece in missing],
+        [{"output": piece.output, "task": pickle.dumps(piece.task), "units": piece.units} for piece in missing],
         override_num_blocks=len(missing),
     ).map_batches(
         _Runner,
